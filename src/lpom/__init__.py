@@ -1,0 +1,29 @@
+"""Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
+
+from lpom import activations, losses, methods
+from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
+from lpom.history import Epoch, History
+from lpom.methods import LPOM
+from lpom.network import mlp
+from lpom.objective import objective
+from lpom.training import EarlyStopping, Result, evaluate, fit
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LPOM",
+    "ConvergenceWarning",
+    "DivergenceError",
+    "EarlyStopping",
+    "Epoch",
+    "History",
+    "LPOMError",
+    "Result",
+    "activations",
+    "evaluate",
+    "fit",
+    "losses",
+    "methods",
+    "mlp",
+    "objective",
+]

@@ -1,0 +1,150 @@
+"""Monotone activations, each with its primitive, conjugate and Fenchel-Young gap.
+
+>>> get("leaky_relu", negative_slope=0.1)
+LeakyReLU(negative_slope=0.1)
+
+`Activation` is what a training method sees, `get` finds one by name, `from_module` recognises
+torch's own, and `from_function` takes any non-decreasing Lipschitz function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+
+from lpom.activations.base import Activation, Elementwise
+from lpom.activations.custom import Custom, from_function
+from lpom.activations.piecewise import (
+    Hardsigmoid,
+    Hardtanh,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    ReLU6,
+    Sign,
+    Staircase,
+    Step,
+)
+from lpom.activations.smooth import ELU, Sigmoid, Softplus, Tanh
+from lpom.exceptions import unknown_name
+
+__all__ = [
+    "ELU",
+    "Activation",
+    "Custom",
+    "Elementwise",
+    "Hardsigmoid",
+    "Hardtanh",
+    "Identity",
+    "LeakyReLU",
+    "ReLU",
+    "ReLU6",
+    "Sigmoid",
+    "Sign",
+    "Softplus",
+    "Staircase",
+    "Step",
+    "Tanh",
+    "from_function",
+    "from_module",
+    "get",
+    "names",
+]
+
+_CLASSES: dict[str, type[Activation]] = {
+    "sigmoid": Sigmoid,
+    "tanh": Tanh,
+    "relu": ReLU,
+    "leaky_relu": LeakyReLU,
+    "elu": ELU,
+    "softplus": Softplus,
+    "identity": Identity,
+    "hardtanh": Hardtanh,
+    "hardsigmoid": Hardsigmoid,
+    "relu6": ReLU6,
+    "step": Step,
+    "sign": Sign,
+    "staircase": Staircase,
+}
+_ALIASES = {"logistic": "sigmoid"}  # scikit-learn's
+
+
+def names() -> list[str]:
+    """Names that `get` knows."""
+    return list(_CLASSES)
+
+
+def get(activation: str | Activation, **params: Any) -> Activation:
+    """The activation of this name, with parameters; an `Activation` is returned as it is."""
+    if isinstance(activation, Activation):
+        if params:
+            raise TypeError(f"parameters go with a name, but {activation!r} already has its own.")
+        return activation
+    if not isinstance(activation, str):
+        raise TypeError(
+            f"an activation is a name or an Activation, got {type(activation).__name__}; "
+            "see lpom.activations.from_module and from_function."
+        )
+    name = activation.lower().replace("-", "_")
+    name = _ALIASES.get(name, name)
+    if name not in _CLASSES:
+        raise ValueError(
+            unknown_name("activation", activation, _CLASSES)
+            + " For a function of your own see lpom.activations.from_function."
+        )
+    made = _CLASSES[name]
+    known = [field.name for field in fields(made)]  # type: ignore[arg-type]
+    if extra := sorted(set(params) - set(known)):
+        raise TypeError(
+            f"activation {name!r} has no parameter {', '.join(map(repr, extra))}; "
+            f"it takes {', '.join(known) or 'none'}."
+        )
+    return made(**params)
+
+
+def _softplus(module: nn.Softplus) -> Activation:
+    beta, threshold = float(module.beta), float(module.threshold)
+    if math.log1p(math.exp(-threshold)) / beta > 1e-8:
+        raise ValueError(
+            f"nn.Softplus with threshold={threshold:g} jumps there by more than 1e-8; "
+            "leave the threshold at 20."
+        )
+    return Softplus(beta)
+
+
+_FROM_MODULE: dict[type[nn.Module], Callable[[Any], Activation]] = {
+    nn.ReLU: lambda module: ReLU(),
+    nn.LeakyReLU: lambda module: LeakyReLU(module.negative_slope),
+    nn.Sigmoid: lambda module: Sigmoid(),
+    nn.Tanh: lambda module: Tanh(),
+    nn.ELU: lambda module: ELU(module.alpha),
+    nn.Softplus: _softplus,
+    nn.Identity: lambda module: Identity(),
+    nn.Hardtanh: lambda module: Hardtanh(module.min_val, module.max_val),
+    nn.Hardsigmoid: lambda module: Hardsigmoid(),
+    nn.ReLU6: lambda module: ReLU6(),
+    Elementwise: lambda module: module.activation,
+}
+_NOT_MONOTONE = (nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish)
+
+
+def from_module(module: nn.Module) -> Activation:
+    """The activation that a torch module computes."""
+    kind = type(module)
+    if kind in _FROM_MODULE:
+        return _FROM_MODULE[kind](module)
+    if kind in _NOT_MONOTONE:
+        raise ValueError(
+            f"nn.{kind.__name__} is not monotone: it falls before it rises. LPOM needs an "
+            "activation that never decreases, because its primitive must be convex. "
+            "Use nn.Softplus, nn.ELU, nn.LeakyReLU or nn.ReLU instead."
+        )
+    raise TypeError(
+        f"no activation is known for the module {kind.__name__}; supported are "
+        f"{', '.join(made.__name__ for made in _FROM_MODULE)}. For another non-decreasing "
+        "function use Elementwise(from_function(phi, lipschitz=...))."
+    )

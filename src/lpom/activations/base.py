@@ -1,0 +1,115 @@
+"""What every activation provides."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import fields
+from typing import TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+A = TypeVar("A", bound="Activation")
+
+
+class Activation(ABC):
+    r"""A non-decreasing function, seen through its convex primitive.
+
+    With :math:`\Phi' = \phi`, convex since :math:`\phi` never decreases, the gap
+
+    .. math:: D(x, z) = \Phi^*(x) + \Phi(z) - x z \;\ge\; 0
+
+    is zero exactly when :math:`x = \phi(z)`: LPOM adds it in place of the constraint.
+    Every method is elementwise and keeps shape, dtype and device. Concrete classes are frozen
+    dataclasses whose fields are the parameters, so two activations compare as values.
+
+    Attributes
+    ----------
+    name : str
+        The name that `get` knows it by.
+    lipschitz : float
+        Smallest :math:`\gamma` with :math:`|\phi(a) - \phi(b)| \le \gamma |a - b|`;
+        step sizes and contraction rates are computed from it. Infinite where :math:`\phi` jumps.
+    lower, upper : float
+        Bounds of the closure of the range of :math:`\phi`, possibly infinite.
+    """
+
+    name: str
+
+    @property
+    @abstractmethod
+    def lipschitz(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def lower(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def upper(self) -> float: ...
+
+    @abstractmethod
+    def phi(self, z: Tensor) -> Tensor:
+        """The activation itself."""
+
+    @abstractmethod
+    def primitive(self, z: Tensor) -> Tensor:
+        """A convex function whose derivative is phi."""
+
+    @abstractmethod
+    def conjugate(self, x: Tensor) -> Tensor:
+        """Convex conjugate of the primitive; infinite outside the closed range of phi."""
+
+    def gap(self, x: Tensor, z: Tensor) -> Tensor:
+        """Fenchel-Young gap: never negative, zero exactly where ``x == phi(z)``."""
+        total = self.conjugate(x) + self.primitive(z)
+        return torch.where(torch.isinf(total), total, total - x * z)
+
+    @property
+    def jumps(self) -> bool:
+        """Whether phi is discontinuous."""
+        return math.isinf(self.lipschitz)
+
+    def smoothed(self: A, width: float) -> A:
+        """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
+        return self
+
+    def params(self) -> dict[str, float | int]:
+        """The parameters, such that ``get(a.name, **a.params()) == a``."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def to_module(self) -> nn.Module:
+        """The ordinary torch module of this function, or an `Elementwise` where there is none."""
+        return Elementwise(self)
+
+    def _within(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x`` moved into the closed range, and where it was outside."""
+        outside = (x < self.lower) | (x > self.upper)
+        return x.clamp(self.lower, self.upper), outside
+
+
+@final
+class Elementwise(nn.Module):
+    """An activation as a layer of an ``nn.Sequential``."""
+
+    def __init__(self, activation: Activation) -> None:
+        super().__init__()
+        self.activation = activation
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.activation.phi(z)
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+def positive(value: float, what: str) -> None:
+    """Raise unless ``value`` is a finite number above zero."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{what} must be a finite number above 0, got {value!r}.")
+
+
+def infinite(where: Tensor, value: Tensor) -> Tensor:
+    """``value``, replaced by plus infinity where asked."""
+    return value.masked_fill(where, torch.inf)

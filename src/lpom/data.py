@@ -1,0 +1,166 @@
+"""Where batches come from: arrays in memory, sparse or dense, or a torch ``DataLoader``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, final
+
+import numpy as np
+import torch
+from scipy import sparse
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lpom.methods.base import Batch
+from lpom.tasks import Task
+
+
+class Source(ABC):
+    """An endless supply of epochs of batches, in the model's dtype and on its device."""
+
+    steps: int | None  # batches per epoch, None if that can't be known
+
+    @abstractmethod
+    def epoch(self) -> Iterator[Batch]: ...
+
+
+@final
+class Arrays(Source):
+    """Rows in memory, reshuffled every epoch; sparse rows become dense a batch at a time."""
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        task: Task,
+        like: Tensor,
+        *,
+        n_features: int,
+        batch_size: int | None = None,
+        weight: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.X = check_inputs(X, n_features)
+        n = self.X.shape[0]
+        check_targets_finite(y)
+        self.target = task.target(y).to(like)
+        if len(self.target) != n:
+            raise ValueError(
+                f"X and y need as many rows: X has {n}, y has {len(self.target)}."
+            )
+        self.weight = None if weight is None else check_weight(weight, n).to(like)
+        if isinstance(self.X, Tensor):
+            self.X = self.X.to(like)
+        self.like, self.generator, self.n = like, generator, n
+        if batch_size is not None and not 1 <= batch_size <= n:
+            raise ValueError(
+                f"batch_size must lie between 1 and the number of samples, {n}; got {batch_size}."
+            )
+        self.batch_size = batch_size or n
+        self.steps = -(-n // self.batch_size)
+
+    def epoch(self) -> Iterator[Batch]:
+        order = None
+        if self.generator is not None:
+            order = torch.randperm(self.n, generator=self.generator)
+        elif self.steps == 1:
+            yield Batch(self._rows(slice(None)), self.target, self.weight)
+            return
+        for start in range(0, self.n, self.batch_size):
+            stop = min(start + self.batch_size, self.n)
+            rows: Any = slice(start, stop) if order is None else order[start:stop]
+            if isinstance(rows, Tensor):
+                rows = rows.to(self.like.device)
+            weight = None if self.weight is None else self.weight[rows]
+            yield Batch(self._rows(rows), self.target[rows], weight)
+
+    def _rows(self, rows: Any) -> Tensor:
+        if isinstance(self.X, Tensor):
+            return self.X[rows]
+        picked = self.X[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+        return torch.from_numpy(picked.toarray()).to(self.like)
+
+
+@final
+class Loader(Source):
+    """Batches of a ``DataLoader`` that yields ``(X, y)`` or ``(X, y, weight)``."""
+
+    def __init__(self, loader: DataLoader[Any], task: Task, like: Tensor, n_features: int) -> None:
+        self.loader, self.task, self.like, self.n_features = loader, task, like, n_features
+        try:
+            self.steps = len(loader)
+        except TypeError:  # an iterable data set without a length
+            self.steps = None
+
+    def epoch(self) -> Iterator[Batch]:
+        for item in self.loader:
+            if not isinstance(item, list | tuple) or len(item) not in (2, 3):
+                raise TypeError(
+                    "a DataLoader must yield (X, y) or (X, y, weight), got "
+                    f"{type(item).__name__}."
+                )
+            X, y, *weight = item
+            X = check_inputs(X, self.n_features)
+            check_targets_finite(y)
+            yield Batch(
+                X.to(self.like),
+                self.task.target(y).to(self.like),
+                check_weight(weight[0], len(X)).to(self.like) if weight else None,
+            )
+
+
+def check_inputs(X: Any, n_features: int) -> Any:
+    """A tensor (m, n_features) or a CSR matrix, finite, with at least one row."""
+    if sparse.issparse(X):
+        X = X.tocsr()
+        values: Tensor = torch.as_tensor(X.data)
+    else:
+        if not isinstance(X, Tensor):
+            array = np.asarray(X)
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"X must hold numbers, got {array.dtype}.")
+            X = torch.as_tensor(array)
+        values = X
+    if X.ndim != 2 or X.shape[1] != n_features:
+        raise ValueError(
+            f"X needs shape (n_samples, {n_features}), as the first Linear layer says; "
+            f"got {tuple(X.shape)}."
+        )
+    if X.shape[0] == 0:
+        raise ValueError("X has no rows; at least one sample is needed.")
+    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+        where = "" if sparse.issparse(X) else f", first in row {_first_bad_row(values)}"
+        raise ValueError(f"X holds NaN or infinity{where}. Remove or impute such values first.")
+    return X
+
+
+def check_targets_finite(y: Any) -> None:
+    values = y if isinstance(y, Tensor) else np.asarray(y)
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind != "f":
+            return
+        values = torch.as_tensor(values)
+    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+        raise ValueError(
+            f"y holds NaN or infinity, first in row {_first_bad_row(values)}. "
+            "Remove such rows first."
+        )
+
+
+def check_weight(weight: Any, n: int) -> Tensor:
+    weight = torch.as_tensor(weight)
+    if weight.shape != (n,):
+        raise ValueError(
+            f"sample_weight needs shape ({n},), one per sample; got {tuple(weight.shape)}."
+        )
+    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+        raise ValueError("sample_weight must be finite and not negative.")
+    if not bool((weight > 0).any()):
+        raise ValueError("sample_weight is zero for every sample; at least one must count.")
+    return weight
+
+
+def _first_bad_row(values: Tensor) -> int:
+    bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
+    return int(bad.nonzero()[0, 0])

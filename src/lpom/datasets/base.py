@@ -1,0 +1,81 @@
+"""What every data set looks like once it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+DataDir: TypeAlias = str | PathLike[str] | None
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set, split into a training and a test part; rows are samples.
+
+    Attributes
+    ----------
+    x_train, x_test : (n, features) float32
+        Images are flattened; `picture` turns a row back into one.
+    y_train, y_test : (n,) int64 or float32
+        Class indices, or the numbers to predict in a regression.
+    classes : tuple of str
+        What the class indices mean; empty for a regression.
+    feature_names : tuple of str
+        One name per column.
+    image_shape : tuple of int or None
+        What a row reshapes to: (rows, columns) or (rows, columns, 3); None if it is no image.
+    notes : str
+        What a reader of a result should know: how it was split, what stands in for what.
+    picture_scale, picture_offset
+        ``row * picture_scale + picture_offset`` is the image with values in [0, 1].
+    """
+
+    name: str
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    classes: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    image_shape: tuple[int, ...] | None = None
+    notes: str = ""
+    picture_scale: float = 1.0
+    picture_offset: float | Array = 0.0
+
+    def picture(self, row: Array) -> Array:
+        """A row of `x_train` or `x_test` as an image to show, with values in [0, 1]."""
+        if self.image_shape is None:
+            raise ValueError(
+                f"{self.name} has no pictures: its rows are {len(self.feature_names)} features, "
+                "not pixels."
+            )
+        image = np.reshape(row, self.image_shape) * self.picture_scale + self.picture_offset
+        return np.clip(image, 0.0, 1.0)
+
+
+def pixel_names(shape: Sequence[int]) -> tuple[str, ...]:
+    """Feature names of a flattened image, in the order of its pixels."""
+    rows, columns = shape[:2]
+    colours = ("_red", "_green", "_blue") if len(shape) == 3 else ("",)
+    return tuple(
+        f"pixel_{row}_{column}{colour}"
+        for row in range(rows)
+        for column in range(columns)
+        for colour in colours
+    )
+
+
+def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:
+    """Import an optional module, or say what it is for and how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{purpose} needs {package}: pip install {install}") from error

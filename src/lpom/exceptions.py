@@ -1,0 +1,44 @@
+"""Errors and warnings of the library, and the wording they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # scikit-learn ships no types
+    _SklearnConvergenceWarning = UserWarning
+else:
+    from sklearn.exceptions import ConvergenceWarning as _SklearnConvergenceWarning
+
+
+class LPOMError(Exception):
+    """Base of every error that is the library's own."""
+
+
+class DivergenceError(LPOMError, ArithmeticError):
+    """Training produced values that are not finite, or an objective that explodes."""
+
+
+class DataError(LPOMError, ValueError):
+    """Data, labels or targets do not fit what the network or the loss expects."""
+
+
+class ModelFileError(LPOMError, ValueError):
+    """A model file or checkpoint cannot be read, or does not fit the model."""
+
+
+class ConvergenceWarning(_SklearnConvergenceWarning):
+    """Training or an inner iteration stopped before it converged."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
+    """Message for a name that is not in a table, with the nearest names that are.
+
+    >>> unknown_name("activation", "rleu", ["relu", "tanh"])
+    "unknown activation 'rleu'; did you mean 'relu'? Known: relu, tanh."
+    """
+    known = sorted(known)
+    near = get_close_matches(name, known, n=2, cutoff=0.6)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}."

@@ -1,0 +1,133 @@
+r"""Least squares in the metric of the states, without a pseudo-inverse.
+
+The exact weight step solves, again and again and for the same rows :math:`A` (m, n),
+
+.. math:: \min_{\Delta} \|A \Delta - R\|_F^2 + \lambda \|\Delta\|_F^2 .
+
+All its iterates stay in a space of :math:`\min(m, n)` rows of coefficients: three choices of that
+space, one interface. A Cholesky factor of the smaller Gram matrix is the only factorisation.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class Gram(ABC):
+    """Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
+
+    ``deficient`` says that the Gram matrix was not positive definite and got a small ridge.
+    """
+
+    deficient: bool = False
+
+    @abstractmethod
+    def solve(self, R: Tensor) -> Tensor:
+        """Coefficients of the solution for the right-hand side ``R`` (m, out)."""
+
+    @abstractmethod
+    def apply(self, C: Tensor) -> Tensor:
+        """What the coefficients do to the outputs: ``A @ weights(C)``, (m, out)."""
+
+    @abstractmethod
+    def weights(self, C: Tensor) -> Tensor:
+        """The weight change they stand for, (n, out)."""
+
+
+@final
+class Columns(Gram):
+    """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``."""
+
+    def __init__(self, A: Tensor, ridge: Tensor) -> None:
+        self.A = A
+        self.factor, self.deficient = cholesky(A.T @ A, ridge)
+
+    def solve(self, R: Tensor) -> Tensor:
+        return torch.cholesky_solve(self.A.T @ R, self.factor)
+
+    def apply(self, C: Tensor) -> Tensor:
+        return self.A @ C
+
+    def weights(self, C: Tensor) -> Tensor:
+        return C
+
+
+@final
+class Rows(Gram):
+    """More columns than rows: weights are ``A^T C``, the matrix is ``G = A A^T``.
+
+    An iteration costs O(m^2 out) instead of O(m n out).
+    """
+
+    def __init__(self, A: Tensor, ridge: Tensor) -> None:
+        self.A = A
+        self.G = A @ A.T
+        self.factor, self.deficient = cholesky(self.G, ridge)
+
+    def solve(self, R: Tensor) -> Tensor:
+        return torch.cholesky_solve(R, self.factor)
+
+    def apply(self, C: Tensor) -> Tensor:
+        return self.G @ C
+
+    def weights(self, C: Tensor) -> Tensor:
+        return self.A.T @ C
+
+
+@final
+class IndependentRows(Gram):
+    """Independent rows, no ridge: any change of Z can be had, so the change of Z is C itself.
+
+    No product inside the iteration at all, one solve at its end.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def solve(self, R: Tensor) -> Tensor:
+        return R
+
+    def apply(self, C: Tensor) -> Tensor:
+        return C
+
+    def weights(self, C: Tensor) -> Tensor:
+        return self.rows.weights(self.rows.solve(C))
+
+
+def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
+    r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
+
+    The ridge is relative: :math:`\lambda = ridge \cdot \|A\|_F^2 / \min(m, n)`, so one default
+    serves layers of every scale. Row weights are folded into ``A`` as their square roots, and
+    the caller scales its right-hand sides alike.
+    """
+    if weight is not None:
+        A = weight.sqrt()[:, None] * A
+    strength = ridge * A.square().sum() / min(A.shape)
+    if len(A) > A.shape[1]:
+        return Columns(A, strength)
+    rows = Rows(A, strength)
+    return rows if ridge > 0 or rows.deficient else IndependentRows(rows)
+
+
+def cholesky(matrix: Tensor, ridge: Tensor) -> tuple[Tensor, bool]:
+    """Cholesky factor of ``matrix + ridge * I``; deficient ones get the least ridge that serves.
+
+    Deficient: the factorisation fails, or a pivot is lost in the rounding of the largest one.
+    """
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    rounding = len(matrix) * torch.finfo(matrix.dtype).eps
+    scale = matrix.diagonal().max().clamp_min(torch.finfo(matrix.dtype).tiny)
+    factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
+    pivot = factor.diagonal().min().square()
+    deficient = bool((info > 0) | (pivot <= rounding * scale))
+    if deficient:
+        step = rounding * scale
+        while bool(info > 0) or not bool(factor.diagonal().min().square() > rounding * scale):
+            factor, info = torch.linalg.cholesky_ex(matrix + (ridge + step) * eye)
+            step = step * 10
+    return factor, deficient

@@ -1,0 +1,77 @@
+"""What :func:`lpom.fit` records, epoch by epoch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lpom.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch. Objective, loss and gaps are per sample; ``score`` is accuracy or R2.
+
+    ``loss`` and ``score`` are those of the training data, as the network stood when it met each
+    batch (after the epoch, where a method does not feed forward with the true activations).
+    ``objective`` and ``gaps`` (one per layer) are those of the epoch's last batch after its step;
+    ``rates`` the factors by which the plain state iteration contracts, one per layer.
+    """
+
+    epoch: int
+    seconds: float
+    samples_per_second: float
+    objective: float
+    loss: float
+    score: float
+    validation_loss: float | None = None
+    validation_score: float | None = None
+    gaps: tuple[float, ...] = ()
+    rates: tuple[float, ...] = ()
+
+
+@dataclass
+class History:
+    """The epochs so far; ``metric`` names what ``score`` is: accuracy or r2."""
+
+    metric: str
+    epochs: list[Epoch] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.epochs)
+
+    def __iter__(self) -> Iterator[Epoch]:
+        return iter(self.epochs)
+
+    def __getitem__(self, i: int) -> Epoch:
+        return self.epochs[i]
+
+    def column(self, name: str) -> list[Any]:
+        """One value per epoch, e.g. ``history.column("validation_score")``."""
+        if name not in {f.name for f in fields(Epoch)}:
+            known = ", ".join(f.name for f in fields(Epoch))
+            raise ValueError(f"history has no column {name!r}; it has {known}.")
+        return [getattr(epoch, name) for epoch in self.epochs]
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Column by column, ready for a data frame."""
+        return {f.name: self.column(f.name) for f in fields(Epoch)}
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """One JSON object per line and epoch, the metric in each."""
+        lines = [json.dumps({"metric": self.metric, **asdict(epoch)}) for epoch in self.epochs]
+        write_atomically(path, "".join(line + "\n" for line in lines).encode())
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path) -> History:
+        history = cls("accuracy")
+        for line in Path(path).read_text().splitlines():
+            record = json.loads(line)
+            history.metric = record.pop("metric")
+            for name in ("gaps", "rates"):
+                record[name] = tuple(record[name])
+            history.epochs.append(Epoch(**record))
+        return history

@@ -1,0 +1,29 @@
+"""Training methods, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lpom.exceptions import unknown_name
+from lpom.methods.base import Batch, Method, Problem, State
+from lpom.methods.lpom import LPOM
+
+METHODS: dict[str, type[Method[Any]]] = {method.name: method for method in (LPOM,)}
+
+
+def get(method: str | Method[Any]) -> Method[Any]:
+    """A method by its name (with default hyperparameters), or itself."""
+    if isinstance(method, Method):
+        return method
+    if not isinstance(method, str):
+        raise TypeError(f"method must be a name or a Method, got {type(method).__name__}.")
+    if method not in METHODS:
+        raise ValueError(unknown_name("method", method, METHODS))
+    return METHODS[method]()
+
+
+def names() -> list[str]:
+    return list(METHODS)
+
+
+__all__ = ["LPOM", "METHODS", "Batch", "Method", "Problem", "State", "get", "names"]

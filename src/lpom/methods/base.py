@@ -1,0 +1,122 @@
+"""What every training method is: hyperparameters, a state, and one step on one batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from sklearn.base import BaseEstimator
+from torch import Tensor
+
+from lpom.exceptions import unknown_name
+from lpom.losses import Loss
+from lpom.network import Lifted
+from lpom.objective import Objective
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is trained, fixed for the whole run."""
+
+    network: Lifted
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none."""
+
+    inputs: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def total_weight(self) -> Tensor:
+        if self.weight is None:
+            return self.inputs.new_tensor(float(len(self)))
+        return self.weight.sum().clamp_min(torch.finfo(self.weight.dtype).tiny)
+
+
+@dataclass
+class State:
+    """All that a method carries from step to step beside the weights, which the module keeps.
+
+    ``progress`` is the share of the planned steps already done, kept by the training loop:
+    schedules follow it. ``remarks`` are sentences the loop passes on as warnings, once each.
+    """
+
+    progress: float = 0.0
+    remarks: dict[str, str] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set, repr=False)
+
+    def remark(self, topic: str, sentence: str) -> None:
+        """Say something to the user, once per topic."""
+        self.remarks.setdefault(topic, sentence)
+
+    def new_remarks(self) -> list[str]:
+        """The remarks not passed on yet."""
+        fresh = [self.remarks[topic] for topic in self.remarks if topic not in self._said]
+        self._said.update(self.remarks)
+        return fresh
+
+
+S = TypeVar("S", bound=State)
+
+
+class Method(BaseEstimator, Generic[S]):  # type: ignore[misc]
+    """A training method. Fields are its hyperparameters, as scikit-learn's ``get_params`` sees them.
+
+    No loop over batches, no clock, no printing here: :func:`lpom.fit` owns those.
+    """
+
+    name: ClassVar[str]
+    equation: ClassVar[str]  # the objective, in words a table can hold
+    costs: ClassVar[str]  # what the blocks of one step cost
+    full_batch: ClassVar[bool] = False  # needs all data at once
+
+    @abstractmethod
+    def init(self, problem: Problem) -> S:
+        """Check the hyperparameters against the problem, say what is wrong, build the state."""
+
+    @abstractmethod
+    def step(self, problem: Problem, batch: Batch, state: S) -> Tensor | None:
+        """Change weights and state in place by one step on ``batch``.
+
+        Returns the network's outputs on the batch before the step if they were computed anyway.
+        """
+
+    @abstractmethod
+    def objective(self, problem: Problem, batch: Batch, state: S) -> Objective:
+        """The method's own objective on the batch of the last step, after it."""
+
+    def rates(self, problem: Problem, state: S) -> list[float]:
+        """Contraction factors of the state updates, one per layer; none by default."""
+        return []
+
+    def end_epoch(self, problem: Problem, state: S) -> None:
+        """Called after each epoch: the place for what follows epochs, and for remarks."""
+        return None
+
+
+def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise if ``value`` is not one of the words that a hyperparameter may be."""
+    if value not in choices:
+        raise ValueError(unknown_name(what, str(value), choices))
+
+
+def check_number(
+    what: str, value: float, *, low: float = 0.0, strict: bool = True, whole: bool = False
+) -> None:
+    """Raise unless ``value`` is a finite number above (or at) ``low``, whole if it has to be."""
+    fits = isinstance(value, int | float) and value < float("inf")
+    fits = fits and (value > low if strict else value >= low) and (not whole or value == int(value))
+    if not fits:
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(
+            f"{what} must be {kind} {'above' if strict else 'of at least'} {low:g}, got {value!r}."
+        )

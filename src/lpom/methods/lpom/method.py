@@ -1,0 +1,253 @@
+"""Lifted Proximal Operator Machines: the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from lpom.methods.base import Batch, Method, Problem, State, check_choice, check_number
+from lpom.methods.lpom.states import ORDERS, BatchStates, sweep
+from lpom.methods.lpom.weights import add_gradient, exact_step
+from lpom.methods.optimizers import Factory, make_optimizer, set_progress
+from lpom.network import Lifted
+from lpom.objective import Objective, evaluate, per_layer, spectral_rates
+
+#: Power iteration sees the norm from below; the safe step takes this much more than it saw.
+NORM_MARGIN = 1.1
+
+
+@dataclass
+class LPOMState(State):
+    """Optimiser, norm vectors of the safe step, and what the last batch left to look at."""
+
+    mu: list[float] = field(default_factory=list)
+    optimizer: torch.optim.Optimizer | None = None
+    vectors: list[Tensor] = field(default_factory=list)
+    X: list[Tensor] | None = None  # states of the last batch
+    growth: Tensor | None = None  # last sweep's movement over the first's, running mean
+
+
+@final
+@dataclass(repr=False, eq=False)
+class LPOM(Method[LPOMState]):
+    r"""Train by block coordinate descent on the lifted objective, without back-propagation.
+
+    .. math:: \mathrm{loss}(X_L, T) + \sum_i \mu_i \sum D_i(X_{i+1}, A_i(X_i))
+
+    Parameters
+    ----------
+    mu : float or one per layer
+        Weight of each layer's gap.
+    mu_output : float, optional
+        Weight of the last layer's gap, if it is to differ from ``mu``.
+    order : {"interleaved", "top-down", "paper", "parallel"}
+        Interleaved shares one residual between a layer's weights and the state below it, and
+        costs what back-propagation costs. Top-down moves all states, then all weights. Paper:
+        states from the bottom up, the output last (a feed-forward start then sends no signal
+        below the last layer in the first sweep). Parallel: every state from the same old ones.
+    step_rule : {"auto", "plain", "safe"}
+        The paper's iteration, or the damped one that cannot raise the objective. Auto is plain
+        for a single interleaved sweep, else safe.
+    sweeps : int
+        Most sweeps over the states of a batch.
+    tolerance : float
+        Stop sweeping when no layer's states change by more than this, relative to their norm.
+    weights : {"adaptive", "exact"}
+        Give the gradient of each layer's convex problem to an optimiser, or solve that problem by
+        Algorithm 2.
+    optimizer, learning_rate, schedule : for adaptive weights
+        A name ("adam", "sgd", ...) or a function of the parameters that returns a
+        ``torch.optim`` optimiser; the schedule ("linear", "cosine", "constant") spans the run.
+    iterations, ridge : for exact weights
+        Iterations of Algorithm 2, and its ridge relative to the size of the states.
+    continuation : bool or (float, float)
+        Activations with jumps are trained as ramps whose width shrinks over the run, geometrically
+        from the first to the second number (True: 1 to 0.1). False trains on the jumps themselves.
+    """
+
+    mu: float | Sequence[float] = 20.0
+    mu_output: float | None = None
+    order: str = "interleaved"
+    step_rule: str = "auto"
+    sweeps: int = 1
+    tolerance: float = 0.0
+    weights: str = "adaptive"
+    optimizer: str | Factory = "adam"
+    learning_rate: float = 1e-3
+    schedule: str = "linear"
+    iterations: int = 1
+    ridge: float = 0.1
+    continuation: bool | tuple[float, float] = True
+
+    name: ClassVar[str] = "lpom"
+    equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i D_i(X_i+1, Z_i)   (eq. 18)"
+    costs: ClassVar[str] = "the products of back-propagation; each further sweep two per layer"
+
+    def init(self, problem: Problem) -> LPOMState:
+        network, loss = problem.network, problem.loss
+        check_choice("order", self.order, ORDERS)
+        check_choice("step_rule", self.step_rule, ("auto", "plain", "safe"))
+        check_choice("weights", self.weights, ("adaptive", "exact"))
+        check_number("sweeps", self.sweeps, whole=True)
+        check_number("iterations", self.iterations, whole=True)
+        check_number("tolerance", self.tolerance, strict=False)
+        check_number("ridge", self.ridge, strict=False)
+        state = LPOMState(mu=per_layer(self.mu, len(network), self.mu_output))
+        widths = self._widths()
+        if network.jumps and widths is None and (self.safe or self.weights == "exact"):
+            raise ValueError(
+                "the safe step and the exact weight step need a Lipschitz constant, which an "
+                "activation with jumps has not: leave continuation on, or take step_rule='plain' "
+                "and weights='adaptive'."
+            )
+        if self.safe and math.isinf(loss.lipschitz):
+            raise ValueError(
+                f"the safe step needs a loss with Lipschitz gradient, which {loss.name} as set has "
+                "not: give it some smoothing, or take step_rule='plain'."
+            )
+        if self.weights == "adaptive":
+            state.optimizer = make_optimizer(
+                self.optimizer, network.parameters, self.learning_rate, self.schedule
+            )
+        if self.safe:
+            state.vectors = [layer.map.start_vector() for layer in network]
+            for i, layer in enumerate(network):
+                _, state.vectors[i] = layer.map.norm(state.vectors[i], iterations=20)
+        return state
+
+    @property
+    def safe(self) -> bool:
+        """Whether states move by the safe step."""
+        if self.step_rule == "auto":
+            return self.order != "interleaved" or self.sweeps > 1
+        return self.step_rule == "safe"
+
+    @torch.no_grad()
+    def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
+        """States by sweeps, weights of all layers beside (interleaved) or after them."""
+        network = self._network(problem.network, state)
+        state.X = None  # let the last batch go before this one takes memory
+        if state.optimizer is not None:
+            set_progress(state.optimizer, self.schedule, state.progress)
+        states = BatchStates(
+            network, problem.loss, batch.target, batch.inputs, state.mu,
+            self._alpha(network, problem, state),
+        )
+        outputs = states.X[-1]
+        interleaved = self.order == "interleaved"
+
+        def visit(i: int, residual: Tensor) -> None:
+            self._update_weights(states, i, residual, batch, state)
+
+        movement: list[Tensor] = []
+        for s in range(self.sweeps):
+            before = list(states.X)
+            sweep(states, self.order, visit if interleaved else None)
+            if interleaved and state.optimizer is not None:
+                state.optimizer.step()
+            if self.sweeps > 1:
+                movement.append(relative_change(before, states.X))
+                if self.tolerance > 0 and bool(movement[-1] < self.tolerance):
+                    break
+            if s + 1 < self.sweeps and self.order in ("interleaved", "top-down"):
+                states.refresh_all(weights_moved=interleaved)
+        if not interleaved:
+            if self.order == "top-down":
+                states.refresh_all()
+            for i in range(len(network)):  # independent of each other
+                visit(i, states.residual(i))
+            if state.optimizer is not None:
+                state.optimizer.step()
+        self._remember(state, states, movement)
+        return None if network is not problem.network else outputs
+
+    def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
+        network = self._network(problem.network, state)
+        X = state.X if state.X is not None else network.feed_forward(batch.inputs)[1]
+        return evaluate(network, problem.loss, X, batch.target, state.mu, batch.weight)
+
+    def rates(self, problem: Problem, state: LPOMState) -> list[float]:
+        network = self._network(problem.network, state)
+        return spectral_rates(network, problem.loss, state.mu)[1]
+
+    def end_epoch(self, problem: Problem, state: LPOMState) -> None:
+        if state.growth is not None and bool(state.growth > 1):
+            state.remark(
+                "diverging sweep",
+                f"the sweeps over the states diverge: the last one moves them {state.growth:.3g} "
+                "times as far as the first. Take step_rule='safe', or mu that falls towards the "
+                "output.",
+            )
+
+    def _update_weights(
+        self, states: BatchStates, i: int, residual: Tensor, batch: Batch, state: LPOMState
+    ) -> None:
+        layer = states.network[i]
+        if state.optimizer is not None:
+            total = batch.total_weight
+            add_gradient(layer, states.X[i], residual, state.mu[i], batch.weight, total)
+        elif all(parameter.requires_grad for parameter in layer.map.parameters()):
+            deficient = exact_step(
+                layer, states.X[i], states.X[i + 1],
+                iterations=self.iterations, ridge=self.ridge, weight=batch.weight,
+            )
+            if deficient:
+                state.remark(
+                    "rank-deficient",
+                    f"the exact weight step of layer {i} met states that are rank-deficient (batch "
+                    f"of {len(batch)}); a small ridge was added. Set ridge above 0 (0.1 serves "
+                    "most networks).",
+                )
+
+    def _alpha(
+        self, network: Lifted, problem: Problem, state: LPOMState
+    ) -> list[float | Tensor]:
+        """The share of the way that each state goes, from one more power iteration per map."""
+        if not self.safe:
+            return [1.0] * len(network)
+        gamma = [layer.activation.lipschitz for layer in network]
+        last = len(network) - 1
+        alpha: list[float | Tensor] = []
+        for i in range(last):
+            above = network[i + 1].map
+            norm, state.vectors[i + 1] = above.norm(state.vectors[i + 1], iterations=2)
+            ratio = state.mu[i + 1] / state.mu[i]
+            alpha.append(1 / (1 + NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm**2))
+        return [*alpha, 1 / (1 + gamma[last] * problem.loss.lipschitz / state.mu[last])]
+
+    def _network(self, network: Lifted, state: State) -> Lifted:
+        """The network as it is trained now: jumps as ramps, narrower as training goes on."""
+        widths = self._widths()
+        if widths is None or not network.jumps:
+            return network
+        first, last = widths
+        return network.smoothed(first * (last / first) ** state.progress)
+
+    def _widths(self) -> tuple[float, float] | None:
+        if isinstance(self.continuation, bool):
+            return (1.0, 0.1) if self.continuation else None
+        first, last = self.continuation
+        check_number("continuation's first width", first)
+        check_number("continuation's last width", last)
+        return first, last
+
+    def _remember(self, state: LPOMState, states: BatchStates, movement: list[Tensor]) -> None:
+        state.X = states.X
+        if len(movement) > 1:
+            growth = movement[-1] / movement[0].clamp_min(torch.finfo(movement[0].dtype).tiny)
+            state.growth = growth if state.growth is None else 0.9 * state.growth + 0.1 * growth
+
+
+def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
+    """The largest relative change of any layer's states."""
+    tiny = torch.finfo(new[0].dtype).tiny
+    changes = [
+        torch.linalg.vector_norm(b - a) / torch.linalg.vector_norm(a).clamp_min(tiny)
+        for a, b in zip(old[1:], new[1:], strict=True)
+    ]
+    return torch.stack(changes).max()

@@ -1,0 +1,55 @@
+"""A progress bar for long work: speed, time left, the running metric. Quiet off a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Bar:
+    """One bar over all steps of a run; ``show=None`` shows it only on a terminal."""
+
+    def __init__(self, total: int | None, show: bool | None = None) -> None:
+        self._total = total
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._drawn = 0.0
+        if sys.stderr.isatty() if show is None else show:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[text]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> Bar:
+        if self._progress is not None:
+            self._progress.start()
+            self._task = self._progress.add_task("training", total=self._total, text="")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to draw again: reading a metric off a device is not free."""
+        return self._progress is not None and time.monotonic() - self._drawn > 0.2
+
+    def draw(self, done: int, description: str, text: str) -> None:
+        if self._progress is not None:
+            self._drawn = time.monotonic()
+            self._progress.update(self._task, completed=done, description=description, text=text)

@@ -1,0 +1,154 @@
+"""What the targets are: classes, several labels at once, or numbers; how they are coded and scored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lpom import losses
+from lpom.losses import Loss
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of ``classes`` (indices), ``labels`` (a 0/1 matrix) or ``numbers``, with its loss."""
+
+    kind: str
+    loss: Loss
+    n_outputs: int
+
+    @classmethod
+    def infer(cls, y: Any, n_outputs: int, loss: str | Loss = "auto") -> Task:
+        """Integers in a vector are classes, integers in a matrix labels, floats are numbers.
+
+        The loss follows unless it is given: cross-entropy for classes (binary cross-entropy when
+        the network has one output), binary cross-entropy for labels, squared for numbers.
+        """
+        y = as_targets(y)
+        if y.is_floating_point():
+            kind, default = "numbers", "squared"
+        elif y.ndim == 2:
+            kind, default = "labels", "binary-cross-entropy"
+        else:
+            kind = "classes"
+            default = "cross-entropy" if n_outputs > 1 else "binary-cross-entropy"
+        return cls(kind, losses.get(default if loss == "auto" else loss), n_outputs)
+
+    @property
+    def n_classes(self) -> int:
+        return max(self.n_outputs, 2)
+
+    @property
+    def metric(self) -> str:
+        return "r2" if self.kind == "numbers" else "accuracy"
+
+    def target(self, y: Any) -> Tensor:
+        """Targets as the loss wants them, (m, n_outputs); says what is wrong with bad ones."""
+        y = as_targets(y)
+        if self.kind == "classes":
+            if y.ndim != 1 or y.is_floating_point():
+                raise ValueError(
+                    f"expected one class index per sample, got {y.dtype} of shape {tuple(y.shape)}."
+                )
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.n_classes:
+                raise ValueError(
+                    f"class indices must lie in 0..{self.n_classes - 1} for a network with "
+                    f"{self.n_outputs} outputs, got {int(y.min())}..{int(y.max())}. "
+                    "Change the last layer's width, or number the classes from 0."
+                )
+            return self.loss.encode(y, self.n_classes, self.n_outputs)
+        matrix = y[:, None] if y.ndim == 1 else y
+        if matrix.ndim != 2 or matrix.shape[1] != self.n_outputs:
+            raise ValueError(
+                f"y needs one column per output: the network has {self.n_outputs}, "
+                f"got shape {tuple(y.shape)}."
+            )
+        if self.kind == "numbers":
+            return matrix
+        if not bool(((matrix == 0) | (matrix == 1)).all()):
+            raise ValueError("a matrix of whole numbers is taken as labels, which must be 0 or 1.")
+        return self.loss.encode_indicator(matrix)
+
+    def decide(self, outputs: Tensor) -> Tensor:
+        """Class indices, 0/1 labels, or the numbers themselves, from the network's outputs."""
+        if self.kind == "numbers":
+            return outputs
+        if self.kind == "labels":
+            return (outputs > self.loss.threshold).long()
+        if self.n_outputs == 1:
+            return (outputs[:, 0] > self.loss.threshold).long()
+        return outputs.argmax(1)
+
+
+class Score:
+    """Mean loss and accuracy (whole rows right) or R2, summed up batch by batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._sums: dict[str, Tensor] = {}
+        self._low: Tensor | None = None
+        self._high: Tensor | None = None
+
+    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """Count a batch; sums stay on the device until they are read."""
+        ones = outputs.new_ones(len(outputs)) if weight is None else weight
+        self._count("weight", ones)
+        low, high = outputs.amin(0), outputs.amax(0)
+        self._low = torch.minimum(self._low, low) if self._low is not None else low
+        self._high = torch.maximum(self._high, high) if self._high is not None else high
+        self._count("loss", self.task.loss.value(outputs, target) * ones)
+        if self.task.kind == "numbers":
+            self._count("error", (outputs - target).square() * ones[:, None])
+            self._count("first", target * ones[:, None])
+            self._count("second", target.square() * ones[:, None])
+        else:
+            right = self.task.decide(outputs) == self.task.decide(target)
+            self._count("right", right.reshape(len(right), -1).all(1) * ones)
+
+    def __bool__(self) -> bool:
+        """Whether anything was counted."""
+        return bool(self._sums)
+
+    def constant_outputs(self) -> list[int]:
+        """Outputs that gave one and the same value for every sample (of two or more)."""
+        if self._low is None or self._high is None or float(self._sums["weight"]) < 2:
+            return []
+        return [int(i) for i in (self._high == self._low).nonzero()]
+
+    def _count(self, key: str, values: Tensor) -> None:
+        total = values.double().sum(0)
+        self._sums[key] = self._sums[key] + total if key in self._sums else total
+
+    @property
+    def loss(self) -> float:
+        return float(self._sums["loss"] / self._sums["weight"])
+
+    @property
+    def score(self) -> float:
+        """Accuracy, or R2 averaged over outputs (1 for a constant output met exactly)."""
+        sums, n = self._sums, self._sums["weight"]
+        if "right" in sums:
+            return float(sums["right"] / n)
+        spread = sums["second"] - sums["first"].square() / n
+        exact = (sums["error"] <= 0).double()
+        r2 = torch.where(spread > 0, 1 - sums["error"] / spread.clamp_min(1e-300), exact)
+        return float(r2.mean())
+
+
+def as_targets(y: Any) -> Tensor:
+    """A tensor of int64 or floats, or a sentence about what else came."""
+    if not isinstance(y, Tensor):
+        array = np.asarray(y)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(
+                f"y must hold numbers, got {array.dtype}. Number the classes from 0, or use "
+                "lpom.MLPClassifier, which takes labels of any kind."
+            )
+        y = torch.as_tensor(array)
+    if y.ndim not in (1, 2):
+        raise ValueError(f"y needs one or two dimensions, got shape {tuple(y.shape)}.")
+    return y if y.is_floating_point() else y.long()
