@@ -1,6 +1,7 @@
 """Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
 
 from lpom import activations, losses, methods
+from lpom.diagnostics import Diagnosis, diagnose
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
 from lpom.history import Epoch, History
 from lpom.methods import LPOM
@@ -13,6 +14,7 @@ __version__ = "0.1.0"
 __all__ = [
     "LPOM",
     "ConvergenceWarning",
+    "Diagnosis",
     "DivergenceError",
     "EarlyStopping",
     "Epoch",
@@ -20,6 +22,7 @@ __all__ = [
     "LPOMError",
     "Result",
     "activations",
+    "diagnose",
     "evaluate",
     "fit",
     "losses",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lpom.methods.base import Batch
-from lpom.tasks import Task
+from lpom.tasks import Task, as_tensor
 
 
 class Source(ABC):
@@ -46,9 +46,7 @@ class Arrays(Source):
         check_targets_finite(y)
         self.target = task.target(y).to(like)
         if len(self.target) != n:
-            raise ValueError(
-                f"X and y need as many rows: X has {n}, y has {len(self.target)}."
-            )
+            raise ValueError(f"X and y need as many rows: X has {n}, y has {len(self.target)}.")
         self.weight = None if weight is None else check_weight(weight, n).to(like)
         if isinstance(self.X, Tensor):
             self.X = self.X.to(like)
@@ -76,10 +74,7 @@ class Arrays(Source):
             yield Batch(self._rows(rows), self.target[rows], weight)
 
     def _rows(self, rows: Any) -> Tensor:
-        if isinstance(self.X, Tensor):
-            return self.X[rows]
-        picked = self.X[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
-        return torch.from_numpy(picked.toarray()).to(self.like)
+        return dense_rows(self.X, rows, self.like)
 
 
 @final
@@ -97,8 +92,7 @@ class Loader(Source):
         for item in self.loader:
             if not isinstance(item, list | tuple) or len(item) not in (2, 3):
                 raise TypeError(
-                    "a DataLoader must yield (X, y) or (X, y, weight), got "
-                    f"{type(item).__name__}."
+                    f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}."
                 )
             X, y, *weight = item
             X = check_inputs(X, self.n_features)
@@ -108,6 +102,14 @@ class Loader(Source):
                 self.task.target(y).to(self.like),
                 check_weight(weight[0], len(X)).to(self.like) if weight else None,
             )
+
+
+def dense_rows(X: Any, rows: Any, like: Tensor) -> Tensor:
+    """Some rows of a tensor or CSR matrix, dense, in the dtype and on the device of ``like``."""
+    if isinstance(X, Tensor):
+        return X[rows].to(like)
+    picked = X[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+    return torch.from_numpy(picked.toarray()).to(like)
 
 
 def check_inputs(X: Any, n_features: int) -> Any:
@@ -120,7 +122,7 @@ def check_inputs(X: Any, n_features: int) -> Any:
             array = np.asarray(X)
             if array.dtype.kind not in "biuf":
                 raise TypeError(f"X must hold numbers, got {array.dtype}.")
-            X = torch.as_tensor(array)
+            X = as_tensor(array)
         values = X
     if X.ndim != 2 or X.shape[1] != n_features:
         raise ValueError(
@@ -140,7 +142,7 @@ def check_targets_finite(y: Any) -> None:
     if isinstance(values, np.ndarray):
         if values.dtype.kind != "f":
             return
-        values = torch.as_tensor(values)
+        values = as_tensor(values)
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         raise ValueError(
             f"y holds NaN or infinity, first in row {_first_bad_row(values)}. "
@@ -149,7 +151,7 @@ def check_targets_finite(y: Any) -> None:
 
 
 def check_weight(weight: Any, n: int) -> Tensor:
-    weight = torch.as_tensor(weight)
+    weight = weight if isinstance(weight, Tensor) else as_tensor(np.asarray(weight))
     if weight.shape != (n,):
         raise ValueError(
             f"sample_weight needs shape ({n},), one per sample; got {tuple(weight.shape)}."

@@ -54,6 +54,24 @@ class Loss(ABC):
     def probabilities(self, x: Tensor) -> Tensor:
         """Outputs as numbers in [0, 1], one per class or label."""
 
+    def prox(self, v: Tensor, target: Tensor, strength: float, lower: float = -math.inf) -> Tensor:
+        r"""The minimiser of :math:`\mathrm{loss}(x, t) + \frac{strength}{2} \|x - v\|^2`, x >= lower.
+
+        Projected gradient steps from v, each of which brings it closer by the factor
+        :math:`\eta / (\eta + strength)`, as many as rounding lets matter; the first one is exact
+        for the squared loss.
+        """
+        rate = self.lipschitz / (self.lipschitz + strength)
+        if rate == 1:
+            raise ValueError(f"the proximal step of {self.name} needs a Lipschitz gradient.")
+        x = v.clamp(min=lower)
+        for _ in range(math.ceil(math.log(torch.finfo(v.dtype).eps) / math.log(rate))):
+            pull = self.gradient(x, target) + strength * (x - v)
+            x_old, x = x, (x - pull / (self.lipschitz + strength)).clamp(min=lower)
+            if torch.equal(x, x_old):
+                break
+        return x
+
     def encode(
         self, labels: Tensor, n_classes: int, n_outputs: int, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -210,6 +228,11 @@ class Hinge(Loss):
         if self.smoothing == 0:
             return -target * (u > 0).to(x.dtype)
         return -target * (u / self.smoothing).clamp(0, 1)
+
+    def prox(self, v: Tensor, target: Tensor, strength: float, lower: float = -math.inf) -> Tensor:
+        # in closed form, with and without smoothing: only outputs below the margin move
+        move = ((1 - target * v) / (1 + self.smoothing * strength)).clamp(0, 1 / strength)
+        return (v + target * move).clamp(min=lower)
 
     def probabilities(self, x: Tensor) -> Tensor:
         return ((x + 1) / 2).clamp(0, 1)

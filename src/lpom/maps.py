@@ -28,7 +28,12 @@ class LinearMap(ABC):
         """Trainable parameters, in the order of :meth:`weight_gradient`."""
 
     @abstractmethod
-    def apply(self, X: Tensor) -> Tensor: ...
+    def apply(self, X: Tensor) -> Tensor:
+        """The map's outputs; the weights are constants to autograd."""
+
+    @abstractmethod
+    def forward(self, X: Tensor) -> Tensor:
+        """:meth:`apply`, with the weights in autograd's graph."""
 
     @abstractmethod
     def linear(self, X: Tensor) -> Tensor:
@@ -111,6 +116,9 @@ class Dense(LinearMap):
     def apply(self, X: Tensor) -> Tensor:
         return nn.functional.linear(X, self.weight, self.bias)
 
+    def forward(self, X: Tensor) -> Tensor:
+        return nn.functional.linear(X, self.module.weight, self.module.bias)
+
     def linear(self, X: Tensor) -> Tensor:
         return X @ self.weight.T
 
@@ -143,7 +151,7 @@ class Dense(LinearMap):
     def start_vector(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.module.in_features)
         vector = torch.randn(self.module.in_features, generator=generator, dtype=torch.float64)
-        return (vector / vector.norm()).to(self.weight)
+        return (vector / torch.linalg.vector_norm(vector)).to(self.weight)
 
     def input_like(self, vector: Tensor) -> Tensor:
         return vector[None]

@@ -38,7 +38,9 @@ class Objective:
         return self.loss + sum(self.layers)
 
 
-def per_layer(mu: float | Sequence[float], n_layers: int, output: float | None = None) -> list[float]:
+def per_layer(
+    mu: float | Sequence[float], n_layers: int, output: float | None = None
+) -> list[float]:
     """One positive penalty weight per layer from one number, a list, or a number and the last's.
 
     >>> per_layer(20.0, 3, output=5.0)
@@ -63,20 +65,25 @@ def per_layer(mu: float | Sequence[float], n_layers: int, output: float | None =
 
 @torch.no_grad()
 def evaluate(
-    network: Lifted, loss: Loss, X: Sequence[Tensor], target: Tensor, mu: Sequence[float],
+    network: Lifted,
+    loss: Loss,
+    X: Sequence[Tensor],
+    target: Tensor,
+    mu: Sequence[float],
     weight: Tensor | None = None,
 ) -> Objective:
     """F at the states ``X``, one per layer and the inputs; ``weight`` per sample multiplies it."""
-
-    def total(values: Tensor) -> float:
-        per_sample = values.reshape(len(values), -1).sum(1).double()
-        return float(per_sample.sum() if weight is None else per_sample @ weight.double())
-
     gaps = [
-        total(layer.activation.gap(X[i + 1], layer.map.apply(X[i])))
+        total(layer.activation.gap(X[i + 1], layer.map.apply(X[i])), weight)
         for i, layer in enumerate(network)
     ]
-    return Objective(total(loss.value(X[-1], target)), tuple(gaps), tuple(mu))
+    return Objective(total(loss.value(X[-1], target), weight), tuple(gaps), tuple(mu))
+
+
+def total(values: Tensor, weight: Tensor | None = None) -> float:
+    """The sum of all values, samples (rows) weighted; in double precision over samples."""
+    per_sample = values.reshape(len(values), -1).sum(1).double()
+    return float(per_sample.sum() if weight is None else per_sample @ weight.double())
 
 
 def objective(
@@ -152,9 +159,7 @@ def spectral_rates(
         norms.append(float(norm))
     gamma = [layer.activation.lipschitz for layer in network]
     last = len(network) - 1
-    rates = [
-        mu[i + 1] / mu[i] * gamma[i] * gamma[i + 1] * norms[i + 1] ** 2 for i in range(last)
-    ]
+    rates = [mu[i + 1] / mu[i] * gamma[i] * gamma[i + 1] * norms[i + 1] ** 2 for i in range(last)]
     return norms, [*rates, gamma[last] * loss.lipschitz / mu[last]]
 
 
@@ -164,7 +169,10 @@ def rho(network: Lifted, mu: Sequence[float]) -> list[float]:
     :math:`r \gamma^2 \sqrt{\||W^T||W|\|_1 \||W^T||W|\|_\infty}`.
     """
     return [
-        mu[i + 1] / mu[i] * below.activation.lipschitz * above.activation.lipschitz
+        mu[i + 1]
+        / mu[i]
+        * below.activation.lipschitz
+        * above.activation.lipschitz
         * float(above.map.absolute_bound())
         for i, (below, above) in enumerate(zip(network.layers, network.layers[1:], strict=False))
     ]

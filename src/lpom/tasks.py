@@ -1,7 +1,8 @@
-"""What the targets are: classes, several labels at once, or numbers; how they are coded and scored."""
+"""What the targets are: classes, labels or numbers; how they are coded and scored."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,7 +149,18 @@ def as_targets(y: Any) -> Tensor:
                 f"y must hold numbers, got {array.dtype}. Number the classes from 0, or use "
                 "lpom.MLPClassifier, which takes labels of any kind."
             )
-        y = torch.as_tensor(array)
+        y = as_tensor(array)
     if y.ndim not in (1, 2):
         raise ValueError(f"y needs one or two dimensions, got shape {tuple(y.shape)}.")
     return y if y.is_floating_point() else y.long()
+
+
+def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
+    """A tensor that shares the array's memory where it can; nobody here writes to it.
+
+    Arrays that are read-only (memory maps, columns of a data frame) are as good as others, so
+    torch's warning about them is kept from the user; reversed ones are copied.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.as_tensor(np.ascontiguousarray(array).reshape(array.shape))

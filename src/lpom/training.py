@@ -86,7 +86,7 @@ def fit(
     method : name or Method
     loss : name or Loss; "auto" follows y
     batch_size : rows per step, by default 100 or all if there are fewer
-    validation_data : ``(X, y)`` or a ``DataLoader``, measured after each epoch
+    validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
     seed : fixes the order of the batches
     device : where to move the model; by default it stays where it is
     callbacks : called with each :class:`~lpom.history.Epoch`; a true answer stops the run
@@ -120,9 +120,7 @@ def fit(
     else:
         if batch_size is None and not isinstance(X, DataLoader):
             batch_size = min(100, len_of(X)) or None
-        train = source(
-            X, y, weight=sample_weight, batch_size=batch_size, generator=generator
-        )
+        train = source(X, y, weight=sample_weight, batch_size=batch_size, generator=generator)
     validation = _validation_source(validation_data, source)
     if state is None:
         state = method.init(problem)
@@ -193,9 +191,7 @@ class _Run:
         if self.stopper is not None and self.validation is not None and status != "interrupted":
             self._put_back(self.best)
         seconds = time.perf_counter() - started
-        return Result(
-            self.history, status, seconds, self.training_seconds, self.task, self.state
-        )
+        return Result(self.history, status, seconds, self.training_seconds, self.task, self.state)
 
     def _epoch(self, epoch: int, epochs: int, span: tuple[float, float], bar: Bar) -> None:
         measured = Score(self.task)
@@ -307,10 +303,11 @@ def _validation_source(data: Any, source: Callable[..., Source]) -> Source | Non
         return None
     if isinstance(data, DataLoader):
         return source(data, None)
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError("validation_data must be (X, y) or a DataLoader.")
-    X, y = data
-    return source(X, y, batch_size=min(4096, len_of(X)) or None)
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        raise TypeError("validation_data must be (X, y), (X, y, weight) or a DataLoader.")
+    X, y, *weight = data
+    size = min(4096, len_of(X)) or None
+    return source(X, y, batch_size=size, weight=weight[0] if weight else None)
 
 
 def _first_targets(X: Any, y: Any) -> Any:

@@ -18,17 +18,8 @@ from torch import nn
 
 from lpom.activations.base import Activation, Elementwise
 from lpom.activations.custom import Custom, from_function
-from lpom.activations.piecewise import (
-    Hardsigmoid,
-    Hardtanh,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    ReLU6,
-    Sign,
-    Staircase,
-    Step,
-)
+from lpom.activations.piecewise import Identity, LeakyReLU, ReLU
+from lpom.activations.ramps import Hardsigmoid, Hardtanh, ReLU6, Sign, Staircase, Step
 from lpom.activations.smooth import ELU, Sigmoid, Softplus, Tanh
 from lpom.exceptions import unknown_name
 

@@ -54,8 +54,8 @@ class Custom(Activation):
 
     def primitive(self, z: Tensor) -> Tensor:
         knots, areas = self._knots.to(z), self._areas.to(z)
-        above = torch.searchsorted(knots, z.detach().contiguous())
-        nearest = torch.where(z > 0, above - 1, above)  # the knot between z and 0
+        above = torch.searchsorted(knots, z.detach().contiguous()).clamp(max=len(knots) - 1)
+        nearest = torch.where(z > 0, above - 1, above)  # the first knot from z towards 0
         return areas[nearest] + _integral(self.function, knots[nearest], z)
 
     def conjugate(self, x: Tensor) -> Tensor:

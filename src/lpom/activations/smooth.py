@@ -37,7 +37,8 @@ class Sigmoid(Activation):
 
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
         # log(1 + e^z) - x z, without the two large terms that cancel where phi saturates.
-        miss = torch.where(z > 0, 1 - x, x) * z.abs() - F.logsigmoid(z.abs())
+        size = _size(z)
+        miss = torch.where(z > 0, 1 - x, x) * size - F.logsigmoid(size)
         return _infinite_first(self.conjugate(x), miss)
 
     def to_module(self) -> nn.Module:
@@ -58,7 +59,8 @@ class Tanh(Activation):
         return torch.tanh(z)
 
     def primitive(self, z: Tensor) -> Tensor:
-        return z.abs() + (torch.log1p(torch.exp(-2 * z.abs())) - math.log(2))
+        size = _size(z)
+        return size + (torch.log1p(torch.exp(-2 * size)) - math.log(2))
 
     def conjugate(self, x: Tensor) -> Tensor:
         x, outside = self._within(x)
@@ -66,10 +68,10 @@ class Tanh(Activation):
 
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
         # log cosh z - x z, arranged as for the sigmoid.
-        miss = torch.where(z > 0, 1 - x, 1 + x) * z.abs()
-        return _infinite_first(
-            self.conjugate(x), miss + (torch.log1p(torch.exp(-2 * z.abs())) - math.log(2))
-        )
+        size = _size(z)
+        miss = torch.where(z > 0, 1 - x, 1 + x) * size
+        tail = torch.log1p(torch.exp(-2 * size)) - math.log(2)
+        return _infinite_first(self.conjugate(x), miss + tail)
 
     def to_module(self) -> nn.Module:
         return nn.Tanh()
@@ -109,8 +111,8 @@ class ELU(Activation):
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
         # Split by sign, so that no two large terms cancel in float32.
         x, outside = self._within(x)
-        right, left = z.relu(), z.clamp(max=0)
-        up, down = x.relu(), x.clamp(max=0)
+        right, up = z.clamp(min=0), x.clamp(min=0)
+        left, down = z - right, x - up
         above = (up - right) ** 2 / 2 - up * left + self._left_primitive(left)
         below = right**2 / 2 - down * right + self._left_conjugate(down)
         below = below + self.alpha * torch.expm1(left) - (self.alpha + down) * left
@@ -186,6 +188,11 @@ class Softplus(Activation):
         return nn.Softplus(self.beta)
 
 
+def _size(z: Tensor) -> Tensor:
+    """``abs(z)`` with slope -1 at 0, so that autograd gets the sum with an odd term right."""
+    return torch.where(z > 0, z, -z)
+
+
 def _infinite_first(conjugate: Tensor, rest: Tensor) -> Tensor:
     """Their sum, where an infinite conjugate wins over whatever the rest overflows to."""
     return torch.where(torch.isinf(conjugate), conjugate, conjugate + rest)
@@ -196,7 +203,7 @@ _NODES = [((1 + float(t)) / 2, float(w) / 2) for t, w in zip(*leggauss(14), stri
 
 def _dilogarithm(z: Tensor) -> Tensor:
     r""":math:`-\mathrm{Li}_2(-q) = \int_0^1 \log(1 + q t) / t \, dt` at :math:`q = e^{-|z|}`."""
-    q = torch.exp(-z.abs())
+    q = torch.exp(-_size(z))
     total = torch.zeros_like(q)
     for t, weight in _NODES:
         total = total + (weight / t) * torch.log1p(q * t)

@@ -129,7 +129,7 @@ def _header(path: Path) -> tuple[list[str], str]:
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
-    parquet = require("pyarrow.parquet", "Reading .parquet files", "pyarrow")
+    parquet = require("pyarrow.parquet", "Reading .parquet files", "'lpom[parquet]'")
     try:
         table = parquet.ParquetFile(path).read()
         _check_names(table.column_names, path)
@@ -143,14 +143,14 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 def _read_npz(path: Path) -> pd.DataFrame:
     pd = require("pandas", "Reading tables", "pandas")
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
     except Exception as error:  # a damaged file raises nearly anything
         if isinstance(error, PermissionError):
             raise
         raise _unreadable(path, "an NPZ file of plain numbers and texts", error) from error
 
-    columns: dict[str, Any] = {}
+    columns: list[tuple[str, Any]] = []
     for name, array in arrays.items():
         if array.ndim not in (1, 2):
             raise DataError(
@@ -158,16 +158,17 @@ def _read_npz(path: Path) -> pd.DataFrame:
                 f"{name!r} of shape {array.shape}. Reshape it to (n, features)."
             )
         if array.ndim == 1 or array.shape[1] == 1:
-            columns[name] = array.reshape(-1)
+            columns.append((name, array.reshape(-1)))
         else:
-            columns.update({f"{name}{k}": column for k, column in enumerate(array.T)})
+            columns.extend((f"{name}{k}", column) for k, column in enumerate(array.T))
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name!r} {len(array)}" for name, array in arrays.items())
         raise DataError(
             f"{path} should hold arrays with the same number of rows, got {lengths}. Save the "
             "arrays of one table together, and others in another file."
         )
-    return pd.DataFrame(columns)
+    _check_names([name for name, _ in columns], path)
+    return pd.DataFrame(dict(columns))
 
 
 def _unreadable(path: Path, expected: str, error: BaseException) -> DataError:

@@ -153,25 +153,20 @@ def _read_npy(path: Path) -> Array:
 
 def _key(paths: Sequence[Path]) -> str:
     """Changes with the files, the settings of the features, and what computes them."""
-    version = require("skimage", "Computing HOG features", "'lpom[data]' (scikit-image)")
-    settings = {"digits": DIGITS, "hog": HOG, "scikit-image": version.__version__}
+    skimage = require("skimage", "Computing HOG features", "'lpom[data]' (scikit-image)")
+    settings = {"digits": DIGITS, "hog": HOG, "scikit-image": skimage.__version__}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for path in paths:
         with path.open("rb") as file:
-            content = hashlib.sha256()
-            while piece := file.read(1 << 20):
-                content.update(piece)
-        digest.update(content.digest())
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:24]
 
 
 def _restore(cache: Path) -> dict[str, Array] | None:
     """What `_keep` wrote; None if there is nothing, or nothing whole."""
     try:
-        with np.load(cache, allow_pickle=False) as content:
-            return {
-                f"{v}_{part}": content[f"{v}_{part}"] for v in "xy" for part in ("train", "test")
-            }
+        with cache.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            return {name: content[name] for name in ("x_train", "y_train", "x_test", "y_test")}
     except Exception:  # not there or damaged: computed anew
         return None
 

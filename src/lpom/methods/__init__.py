@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lpom.exceptions import unknown_name
+from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
 from lpom.methods.base import Batch, Method, Problem, State
 from lpom.methods.lpom import LPOM
 
-METHODS: dict[str, type[Method[Any]]] = {method.name: method for method in (LPOM,)}
+METHODS: dict[str, type[Method[Any]]] = {
+    method.name: method for method in (LPOM, SGD, Nesterov, Adagrad, RMSprop, Adam)
+}
 
 
 def get(method: str | Method[Any]) -> Method[Any]:

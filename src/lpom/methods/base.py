@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -69,7 +70,7 @@ S = TypeVar("S", bound=State)
 
 
 class Method(BaseEstimator, Generic[S]):  # type: ignore[misc]
-    """A training method. Fields are its hyperparameters, as scikit-learn's ``get_params`` sees them.
+    """A training method; its fields are its hyperparameters (scikit-learn's ``get_params``).
 
     No loop over batches, no clock, no printing here: :func:`lpom.fit` owns those.
     """
@@ -113,7 +114,7 @@ def check_number(
     what: str, value: float, *, low: float = 0.0, strict: bool = True, whole: bool = False
 ) -> None:
     """Raise unless ``value`` is a finite number above (or at) ``low``, whole if it has to be."""
-    fits = isinstance(value, int | float) and value < float("inf")
+    fits = isinstance(value, Real) and value < float("inf")
     fits = fits and (value > low if strict else value >= low) and (not whole or value == int(value))
     if not fits:
         kind = "a whole number" if whole else "a number"

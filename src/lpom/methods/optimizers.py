@@ -1,4 +1,4 @@
-"""Optimisers by name, and learning-rate schedules over a run: shared by all methods with gradients."""
+"""Optimisers by name and learning-rate schedules, for all methods that have gradients."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, final
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, State, check_choice, check_number
-from lpom.methods.lpom.states import ORDERS, BatchStates, sweep
+from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, sweep
 from lpom.methods.lpom.weights import add_gradient, exact_step
 from lpom.methods.optimizers import Factory, make_optimizer, set_progress
 from lpom.network import Lifted
@@ -130,49 +130,45 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """States by sweeps, weights of all layers beside (interleaved) or after them."""
-        network = self._network(problem.network, state)
         state.X = None  # let the last batch go before this one takes memory
         if state.optimizer is not None:
             set_progress(state.optimizer, self.schedule, state.progress)
-        states = BatchStates(
-            network, problem.loss, batch.target, batch.inputs, state.mu,
-            self._alpha(network, problem, state),
-        )
+        states = self._feed_forward(problem, batch, state)
         outputs = states.X[-1]
-        interleaved = self.order == "interleaved"
 
         def visit(i: int, residual: Tensor) -> None:
             self._update_weights(states, i, residual, batch, state)
 
-        movement: list[Tensor] = []
-        for s in range(self.sweeps):
-            before = list(states.X)
-            sweep(states, self.order, visit if interleaved else None)
-            if interleaved and state.optimizer is not None:
-                state.optimizer.step()
-            if self.sweeps > 1:
-                movement.append(relative_change(before, states.X))
-                if self.tolerance > 0 and bool(movement[-1] < self.tolerance):
-                    break
-            if s + 1 < self.sweeps and self.order in ("interleaved", "top-down"):
-                states.refresh_all(weights_moved=interleaved)
-        if not interleaved:
-            if self.order == "top-down":
-                states.refresh_all()
-            for i in range(len(network)):  # independent of each other
-                visit(i, states.residual(i))
+        def optimize() -> None:
             if state.optimizer is not None:
                 state.optimizer.step()
+
+        if self.order == "interleaved":
+            movement = self._sweep(states, visit, optimize)
+        else:
+            movement = self._sweep(states)
+            for i in range(len(states.network)):  # independent of each other
+                visit(i, states.residual(i))
+            optimize()
         self._remember(state, states, movement)
-        return None if network is not problem.network else outputs
+        return outputs if states.network is problem.network else None
+
+    @torch.no_grad()
+    def settle(self, problem: Problem, batch: Batch) -> list[Tensor]:
+        """The states of a batch after the sweeps at the end of a run, the weights untouched."""
+        state = self.init(problem)
+        state.progress = 1.0
+        states = self._feed_forward(problem, batch, state)
+        self._sweep(states)
+        return states.X
 
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
-        network = self._network(problem.network, state)
+        network = self.as_trained(problem.network, state.progress)
         X = state.X if state.X is not None else network.feed_forward(batch.inputs)[1]
         return evaluate(network, problem.loss, X, batch.target, state.mu, batch.weight)
 
     def rates(self, problem: Problem, state: LPOMState) -> list[float]:
-        network = self._network(problem.network, state)
+        network = self.as_trained(problem.network, state.progress)
         return spectral_rates(network, problem.loss, state.mu)[1]
 
     def end_epoch(self, problem: Problem, state: LPOMState) -> None:
@@ -184,6 +180,31 @@ class LPOM(Method[LPOMState]):
                 "output.",
             )
 
+    def _feed_forward(self, problem: Problem, batch: Batch, state: LPOMState) -> BatchStates:
+        network = self.as_trained(problem.network, state.progress)
+        alpha = self._alpha(network, problem, state) if self.safe else None
+        return BatchStates(network, problem.loss, batch.target, batch.inputs, state.mu, alpha)
+
+    def _sweep(
+        self,
+        states: BatchStates,
+        visit: Visit | None = None,
+        after: Callable[[], None] = lambda: None,
+    ) -> list[Tensor]:
+        """Sweep until it is enough; returns how far the states moved in each of several sweeps."""
+        movement: list[Tensor] = []
+        for s in range(self.sweeps):
+            if s > 0 and visit is not None:
+                states.refresh_all(weights_moved=True)
+            before = list(states.X)
+            sweep(states, self.order, visit)
+            after()
+            if self.sweeps > 1:
+                movement.append(relative_change(before, states.X))
+                if self.tolerance > 0 and bool(movement[-1] < self.tolerance):
+                    break
+        return movement
+
     def _update_weights(
         self, states: BatchStates, i: int, residual: Tensor, batch: Batch, state: LPOMState
     ) -> None:
@@ -193,8 +214,12 @@ class LPOM(Method[LPOMState]):
             add_gradient(layer, states.X[i], residual, state.mu[i], batch.weight, total)
         elif all(parameter.requires_grad for parameter in layer.map.parameters()):
             deficient = exact_step(
-                layer, states.X[i], states.X[i + 1],
-                iterations=self.iterations, ridge=self.ridge, weight=batch.weight,
+                layer,
+                states.X[i],
+                states.X[i + 1],
+                iterations=self.iterations,
+                ridge=self.ridge,
+                weight=batch.weight,
             )
             if deficient:
                 state.remark(
@@ -204,12 +229,8 @@ class LPOM(Method[LPOMState]):
                     "most networks).",
                 )
 
-    def _alpha(
-        self, network: Lifted, problem: Problem, state: LPOMState
-    ) -> list[float | Tensor]:
-        """The share of the way that each state goes, from one more power iteration per map."""
-        if not self.safe:
-            return [1.0] * len(network)
+    def _alpha(self, network: Lifted, problem: Problem, state: LPOMState) -> list[float | Tensor]:
+        """The share of the way that each state goes, from two more power iterations per map."""
         gamma = [layer.activation.lipschitz for layer in network]
         last = len(network) - 1
         alpha: list[float | Tensor] = []
@@ -220,13 +241,13 @@ class LPOM(Method[LPOMState]):
             alpha.append(1 / (1 + NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm**2))
         return [*alpha, 1 / (1 + gamma[last] * problem.loss.lipschitz / state.mu[last])]
 
-    def _network(self, network: Lifted, state: State) -> Lifted:
-        """The network as it is trained now: jumps as ramps, narrower as training goes on."""
+    def as_trained(self, network: Lifted, progress: float) -> Lifted:
+        """The network at this share of the run: jumps as ramps that get narrower."""
         widths = self._widths()
         if widths is None or not network.jumps:
             return network
         first, last = widths
-        return network.smoothed(first * (last / first) ** state.progress)
+        return network.smoothed(first * (last / first) ** progress)
 
     def _widths(self) -> tuple[float, float] | None:
         if isinstance(self.continuation, bool):

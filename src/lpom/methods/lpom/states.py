@@ -31,7 +31,7 @@ class BatchStates:
 
     ``X[i + 1] = phi_i(P[i])`` always; ``Z[i] = map_i(X[i])`` is refreshed by the sweep that
     moved ``X[i]``. They start feed-forward, where ``P = Z``. ``alpha[i]`` is the share of the way
-    that ``X[i + 1]`` goes, one for the plain iteration.
+    that ``X[i + 1]`` goes; without it the iteration is the paper's plain one.
     """
 
     def __init__(
@@ -41,13 +41,12 @@ class BatchStates:
         target: Tensor,
         inputs: Tensor,
         mu: Sequence[float],
-        alpha: Sequence[float | Tensor],
+        alpha: Sequence[float | Tensor] | None = None,
     ) -> None:
         self.network, self.loss, self.target = network, loss, target
         self.mu, self.alpha = mu, alpha
         self.Z, self.X = network.feed_forward(inputs)
         self.P = list(self.Z)
-        self._last = len(network) - 1
 
     def residual(self, i: int) -> Tensor:
         """``phi_i(Z[i]) - X[i + 1]``: what layer i does not yet say of the state above it."""
@@ -60,13 +59,20 @@ class BatchStates:
         """The pull of layer i's residual on the state ``X[i]`` below it."""
         return self.mu[i] / self.mu[i - 1] * self.network[i].map.adjoint(residual)
 
-    def move(self, i: int, pull: Tensor) -> None:
-        """Move ``X[i + 1]`` towards ``phi_i(Z[i] - pull)`` (eqs. 25 and 28), damped in P."""
-        goal = self.Z[i] - pull
-        alpha = self.alpha[i]
-        damped = not (isinstance(alpha, float) and alpha == 1.0)
-        self.P[i] = self.P[i] + alpha * (goal - self.P[i]) if damped else goal
-        self.X[i + 1] = self.network[i].activation.phi(self.P[i])
+    def move(self, i: int, pull: Tensor) -> Tensor:
+        """Move ``X[i + 1]`` towards ``phi_i(Z[i] - pull)`` (eqs. 25 and 28), damped in P.
+
+        Returns the layer's residual after the move. Where the state was feed-forward it is
+        ``X_old - X_new``, with no further evaluation of the activation.
+        """
+        phi = self.network[i].activation.phi
+        if self.P[i] is self.Z[i]:
+            said, step = self.X[i + 1], pull
+        else:
+            said, step = phi(self.Z[i]), self.P[i] - self.Z[i] + pull
+        self.P[i] = self.P[i] - (step if self.alpha is None else self.alpha[i] * step)
+        self.X[i + 1] = phi(self.P[i])
+        return said - self.X[i + 1]
 
     def refresh(self, i: int) -> None:
         """Bring ``Z[i]`` up to date with ``X[i]`` and the weights."""
@@ -78,9 +84,9 @@ class BatchStates:
 
 
 def sweep(states: BatchStates, order: str, visit: Visit | None = None) -> None:
-    """Move every state once, in the given order.
+    """Move every state once, in the given order, and bring ``Z`` up to date.
 
-    Top-down and interleaved leave ``Z`` as it was: the caller refreshes it where it goes on.
+    Interleaved leaves ``Z`` as it was: weights move too, and often nothing follows. Its
     ``visit`` sees each layer's residual in the moment that the layer's weights and the state
     below it share it: after the state above has moved, before that below does.
     """
@@ -96,19 +102,12 @@ def sweep(states: BatchStates, order: str, visit: Visit | None = None) -> None:
             states.move(i, pull)
         states.refresh_all()
     else:
-        fed_forward = states.X[-1] if _is_feed_forward(states, last) else None
-        states.move(last, states.output_pull())
+        pull = states.output_pull()
         for i in range(last, -1, -1):
-            R = states.residual(i) if fed_forward is None else fed_forward - states.X[i + 1]
-            pull = states.hidden_pull(i, R) if i else None
+            R = states.move(i, pull)
+            if i > 0:
+                pull = states.hidden_pull(i, R)
             if visit is not None:
                 visit(i, R)
-            if pull is None:
-                break
-            fed_forward = states.X[i] if _is_feed_forward(states, i - 1) else None
-            states.move(i - 1, pull)
-
-
-def _is_feed_forward(states: BatchStates, i: int) -> bool:
-    """Whether ``X[i + 1]`` is still ``phi_i(Z[i])``, so that its residual needs no new phi."""
-    return states.P[i] is states.Z[i]
+        if visit is None:
+            states.refresh_all()
