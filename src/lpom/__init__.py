@@ -2,6 +2,7 @@
 
 from lpom import activations, losses, methods
 from lpom.diagnostics import Diagnosis, diagnose
+from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
 from lpom.history import Epoch, History
 from lpom.methods import LPOM
@@ -21,6 +22,8 @@ __all__ = [
     "History",
     "LPOMError",
     "Result",
+    "MLPClassifier",
+    "MLPRegressor",
     "activations",
     "diagnose",
     "evaluate",

@@ -151,16 +151,16 @@ def check_targets_finite(y: Any) -> None:
 
 
 def check_weight(weight: Any, n: int) -> Tensor:
-    weight = weight if isinstance(weight, Tensor) else as_tensor(np.asarray(weight))
-    if weight.shape != (n,):
+    weights: Tensor = weight if isinstance(weight, Tensor) else as_tensor(np.asarray(weight))
+    if weights.shape != (n,):
         raise ValueError(
-            f"sample_weight needs shape ({n},), one per sample; got {tuple(weight.shape)}."
+            f"sample_weight needs shape ({n},), one per sample; got {tuple(weights.shape)}."
         )
-    if not bool(torch.isfinite(weight).all()) or bool((weight < 0).any()):
+    if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
         raise ValueError("sample_weight must be finite and not negative.")
-    if not bool((weight > 0).any()):
+    if not bool((weights > 0).any()):
         raise ValueError("sample_weight is zero for every sample; at least one must count.")
-    return weight
+    return weights
 
 
 def _first_bad_row(values: Tensor) -> int:

@@ -55,14 +55,13 @@ class Loss(ABC):
         """Outputs as numbers in [0, 1], one per class or label."""
 
     def prox(self, v: Tensor, target: Tensor, strength: float, lower: float = -math.inf) -> Tensor:
-        r"""The minimiser of :math:`\mathrm{loss}(x, t) + \frac{strength}{2} \|x - v\|^2`, x >= lower.
+        r""":math:`\arg\min_x \mathrm{loss}(x, t) + \frac{strength}{2} \|x - v\|^2`, x >= lower.
 
         Projected gradient steps from v, each of which brings it closer by the factor
-        :math:`\eta / (\eta + strength)`, as many as rounding lets matter; the first one is exact
-        for the squared loss.
+        :math:`\eta / (\eta + strength)`, as many as rounding lets matter.
         """
         rate = self.lipschitz / (self.lipschitz + strength)
-        if rate == 1:
+        if not rate < 1:
             raise ValueError(f"the proximal step of {self.name} needs a Lipschitz gradient.")
         x = v.clamp(min=lower)
         for _ in range(math.ceil(math.log(torch.finfo(v.dtype).eps) / math.log(rate))):
@@ -124,6 +123,9 @@ class Squared(Loss):
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         return x - target
+
+    def prox(self, v: Tensor, target: Tensor, strength: float, lower: float = -math.inf) -> Tensor:
+        return ((target + strength * v) / (1 + strength)).clamp(min=lower)
 
     def probabilities(self, x: Tensor) -> Tensor:
         return x.clamp(0, 1)

@@ -151,7 +151,8 @@ class Dense(LinearMap):
     def start_vector(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.module.in_features)
         vector = torch.randn(self.module.in_features, generator=generator, dtype=torch.float64)
-        return (vector / torch.linalg.vector_norm(vector)).to(self.weight)
+        unit: Tensor = (vector / torch.linalg.vector_norm(vector)).to(self.weight)
+        return unit
 
     def input_like(self, vector: Tensor) -> Tensor:
         return vector[None]

@@ -85,6 +85,9 @@ def mlp(
 ) -> nn.Sequential:
     """A fully connected network with Glorot-uniform weights and zero biases.
 
+    The weights are scaled by one over the Lipschitz constant of the activation above them (four
+    for a sigmoid), so that a signal neither fades nor grows from layer to layer.
+
     Parameters
     ----------
     sizes : widths of all layers, inputs and outputs included, e.g. ``[784, 300, 10]``
@@ -108,9 +111,10 @@ def mlp(
     modules: list[nn.Module] = []
     for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
         linear = nn.Linear(int(n_in), int(n_out), dtype=dtype)
-        nn.init.xavier_uniform_(linear.weight, generator=generator)
-        nn.init.zeros_(linear.bias)
         act = last if i == len(sizes) - 2 else hidden
+        gain = 1.0 if act.jumps else 1.0 / act.lipschitz
+        nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
+        nn.init.zeros_(linear.bias)
         modules += [linear] if act.name == "identity" else [linear, act.to_module()]
     return nn.Sequential(*modules)
 

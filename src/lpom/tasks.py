@@ -62,7 +62,7 @@ class Task:
                     "Change the last layer's width, or number the classes from 0."
                 )
             return self.loss.encode(y, self.n_classes, self.n_outputs)
-        matrix = y[:, None] if y.ndim == 1 else y
+        matrix: Tensor = y[:, None] if y.ndim == 1 else y
         if matrix.ndim != 2 or matrix.shape[1] != self.n_outputs:
             raise ValueError(
                 f"y needs one column per output: the network has {self.n_outputs}, "
@@ -152,7 +152,8 @@ def as_targets(y: Any) -> Tensor:
         y = as_tensor(array)
     if y.ndim not in (1, 2):
         raise ValueError(f"y needs one or two dimensions, got shape {tuple(y.shape)}.")
-    return y if y.is_floating_point() else y.long()
+    targets: Tensor = y if y.is_floating_point() else y.long()
+    return targets
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:

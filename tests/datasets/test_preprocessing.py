@@ -30,21 +30,23 @@ def test_subtract_channel_means_uses_the_training_means_only() -> None:
     rng = np.random.default_rng(0)
     train = rng.random((5, 4, 3, 3), dtype=np.float32)
     test = rng.random((2, 4, 3, 3), dtype=np.float32)
-    new_train, new_test, means = subtract_channel_means(train, test)
+    new_train, new_test = train.copy(), test.copy()
+    means = subtract_channel_means(new_train, new_test)
     expected = [train[..., channel].astype(np.float64).mean() for channel in range(3)]
     np.testing.assert_allclose(means, expected, rtol=1e-6)
     np.testing.assert_allclose(new_train.mean(axis=(0, 1, 2)), 0, atol=1e-6)
     np.testing.assert_array_equal(new_test, test - means)
     assert new_train.dtype == new_test.dtype == means.dtype == np.float32
 
-    *_, other_means = subtract_channel_means(train, test + 100)
-    np.testing.assert_array_equal(means, other_means)
+    np.testing.assert_array_equal(means, subtract_channel_means(train, test + 100))
 
 
 def test_subtract_channel_means_wants_images() -> None:
     images = np.zeros((2, 4, 4, 3), dtype=np.float32)
-    with pytest.raises(ValueError, match=r"test should have shape .* got \(2, 48\)"):
+    with pytest.raises(ValueError, match=r"test should be .* got float32 of shape \(2, 48\)"):
         subtract_channel_means(images, images.reshape(2, 48))
+    with pytest.raises(ValueError, match="train should be floating-point images .* got uint8"):
+        subtract_channel_means(images.astype(np.uint8), images)
 
 
 def test_select_digits_keeps_order_and_numbers_the_classes() -> None:

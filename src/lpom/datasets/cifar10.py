@@ -53,7 +53,7 @@ def load_cifar10(data_dir: DataDir = None, source: Source = CIFAR10) -> Dataset:
 
     train = scale_bytes(np.concatenate([images for images, _ in parts[:-1]]))
     test = scale_bytes(parts[-1][0])
-    train, test, means = subtract_channel_means(train, test)
+    means = subtract_channel_means(train, test)
     return Dataset(
         name="cifar-10",
         x_train=train.reshape(len(train), -1),

@@ -19,8 +19,8 @@ def scale_bytes(images: Array) -> Array:
     return scaled
 
 
-def subtract_channel_means(train: Array, test: Array) -> tuple[Array, Array, Array]:
-    """Subtract from each colour its mean over the training images.
+def subtract_channel_means(train: Array, test: Array) -> Array:
+    """Subtract, in place, from each colour its mean over the training images.
 
     The test images are shifted by the means of the training images as well: nothing is learnt
     from them.
@@ -28,21 +28,24 @@ def subtract_channel_means(train: Array, test: Array) -> tuple[Array, Array, Arr
     Parameters
     ----------
     train, test : (n, rows, columns, channels) float32
+        Changed in place: a copy of CIFAR-10 would take another 600 MB.
 
     Returns
     -------
-    train, test : of the same shape
     means : (channels,) float32
     """
     for part, images in (("train", train), ("test", test)):
-        if images.ndim != 4:
+        if images.ndim != 4 or images.dtype.kind != "f":
             raise ValueError(
-                f"{part} should have shape (n, rows, columns, channels), got {images.shape}."
+                f"{part} should be floating-point images of shape (n, rows, columns, channels), "
+                f"got {images.dtype} of shape {images.shape}."
             )
     # Per pixel first, in float64: fast, and float32 would lose digits over 50,000 images.
-    means = train.mean(axis=0, dtype=np.float64).mean(axis=(0, 1)).astype(np.float32)
+    means: Array = train.mean(axis=0, dtype=np.float64).mean(axis=(0, 1)).astype(np.float32)
     mean_image = np.broadcast_to(means, train.shape[1:]).copy()  # subtracts faster than (channels,)
-    return train - mean_image, test - mean_image, means
+    train -= mean_image
+    test -= mean_image
+    return means
 
 
 def select_digits(images: Array, labels: Array, digits: Sequence[int]) -> tuple[Array, Array]:

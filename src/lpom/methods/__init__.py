@@ -29,4 +29,18 @@ def names() -> list[str]:
     return list(METHODS)
 
 
-__all__ = ["LPOM", "METHODS", "Batch", "Method", "Problem", "State", "get", "names"]
+__all__ = [
+    "LPOM",
+    "METHODS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "Batch",
+    "Method",
+    "Nesterov",
+    "Problem",
+    "RMSprop",
+    "State",
+    "get",
+    "names",
+]

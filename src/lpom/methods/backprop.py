@@ -8,26 +8,19 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State
-from lpom.methods.optimizers import make_optimizer, set_progress
+from lpom.methods.base import Batch, Method, Problem
+from lpom.methods.optimizers import OptimizerState, make_optimizer, set_progress
 from lpom.objective import Objective, total
 
 
-@dataclass
-class BackpropState(State):
-    """The optimiser, with all that it remembers."""
-
-    optimizer: torch.optim.Optimizer | None = None
-
-
 @dataclass(repr=False, eq=False)
-class Backprop(Method[BackpropState]):
+class Backprop(Method[OptimizerState]):
     r"""Stochastic gradient steps on the mean loss of the network's own outputs (eq. 1).
 
     .. math:: \min_W \sum \mathrm{loss}(\phi_{L-1}(A_{L-1}(\cdots \phi_0(A_0(X_0)))), T)
 
-    The gradient comes from autograd, so every activation below a layer with jumps, whose
-    derivative is zero, gets none: those layers keep their initial weights, and a remark says so.
+    The gradient comes from autograd. An activation with jumps has derivative zero and lets none
+    through: its layer and those below keep their initial weights, and a remark says so.
 
     Parameters
     ----------
@@ -43,9 +36,9 @@ class Backprop(Method[BackpropState]):
     equation: ClassVar[str] = "loss(phi(W_L-1 ... phi(W_0 X_0)), T)   (eq. 1)"
     costs: ClassVar[str] = "three products per layer: forward, back, weights"
 
-    def init(self, problem: Problem) -> BackpropState:
+    def init(self, problem: Problem) -> OptimizerState:
         network = problem.network
-        state = BackpropState(
+        state = OptimizerState(
             optimizer=make_optimizer(
                 self.name, network.parameters, self.learning_rate, self.schedule
             )
@@ -65,7 +58,7 @@ class Backprop(Method[BackpropState]):
             )
         return state
 
-    def step(self, problem: Problem, batch: Batch, state: BackpropState) -> Tensor | None:
+    def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
         optimizer = state.optimizer
         assert optimizer is not None  # init made it
         set_progress(optimizer, self.schedule, state.progress)
@@ -82,7 +75,7 @@ class Backprop(Method[BackpropState]):
         optimizer.step()
         return outputs
 
-    def objective(self, problem: Problem, batch: Batch, state: BackpropState) -> Objective:
+    def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
         _, X = problem.network.feed_forward(batch.inputs)
         return Objective(total(problem.loss.value(X[-1], batch.target), batch.weight), (), ())
 
@@ -110,7 +103,7 @@ class Nesterov(Backprop):
 class Adagrad(Backprop):
     """Step sizes per weight from the sum of all its squared gradients."""
 
-    learning_rate: float = 0.02
+    learning_rate: float = 0.01
     name: ClassVar[str] = "adagrad"
 
 

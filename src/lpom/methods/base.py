@@ -59,6 +59,14 @@ class State:
         """Say something to the user, once per topic."""
         self.remarks.setdefault(topic, sentence)
 
+    def tensors(self) -> dict[str, Tensor] | None:
+        """All that a later run needs to go on from here; None if that can't be written down."""
+        return None
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take up what :meth:`tensors` gave, in a state that ``init`` has just made."""
+        raise NotImplementedError(f"{type(self).__name__} can't be resumed from tensors.")
+
     def new_remarks(self) -> list[str]:
         """The remarks not passed on yet."""
         fresh = [self.remarks[topic] for topic in self.remarks if topic not in self._said]

@@ -26,6 +26,7 @@ from lpom.activations import (
 )
 from lpom.gram import cholesky
 from lpom.maps import LinearMap
+from lpom.methods.base import Batch
 
 #: Points between which an activation is affine; one that is curved has no entry.
 _KINKS: dict[type[Activation], Callable[..., list[float]]] = {
@@ -65,7 +66,7 @@ class Regression:
         weight: Tensor | None = None,
         chunk: int = 8192,
     ) -> None:
-        self.map, self.X, self.chunk = map_, X, chunk
+        self.map, self.X, self.ridge, self.chunk = map_, X, ridge, chunk
         self.scale = None if weight is None else weight.sqrt()[:, None]
         first = map_.design(X[:1])
         columns, rows = first.shape[1], len(first) * len(X)
@@ -80,12 +81,13 @@ class Regression:
         else:
             self.deficient = self.rows.deficient
 
-    def step(self, R: Tensor) -> None:
-        """Move the weights by the solution for the residual ``R = U - A(X; W_old)``."""
-        self.map.set_matrix(self.map.matrix() + self.solve(R).T)
+    def step(self, map_: LinearMap, R: Tensor) -> None:
+        """Move the weights by the solution for ``R = U - A(X; W_old)``, unless they are frozen."""
+        if all(parameter.requires_grad for parameter in map_.parameters()):
+            map_.set_matrix(map_.matrix() + self.solve(R).T)
 
     def solve(self, R: Tensor) -> Tensor:
-        """The change of the weights, one column per output."""
+        """The change of the weights that the residual asks for, one column per output."""
         if self.rows is not None:
             R = self.map.as_rows(R if self.scale is None else self.scale * R)
             return self.rows.weights(self.rows.solve(R))
@@ -186,6 +188,26 @@ def slope(activation: Activation, z: Tensor) -> Tensor:
         z = z.detach().requires_grad_()
         (derivative,) = torch.autograd.grad(activation.phi(z).sum(), z)
     return derivative
+
+
+def half_square(values: Tensor) -> Tensor:
+    return values.square() / 2
+
+
+def same_data(batch: Batch, kept: Batch | None) -> bool:
+    """Whether variables that belong to the samples of ``kept`` go on with those of ``batch``."""
+
+    def same(a: Tensor | None, b: Tensor | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        return a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
+
+    return (
+        kept is not None
+        and same(batch.inputs, kept.inputs)
+        and same(batch.target, kept.target)
+        and same(batch.weight, kept.weight)
+    )
 
 
 def _search(cost: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lpom.methods.base import check_choice, check_number
+from lpom.methods.base import State, check_choice, check_number
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -49,3 +50,32 @@ def set_progress(optimizer: torch.optim.Optimizer, schedule: str, progress: floa
     factor = SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
+
+
+@dataclass
+class OptimizerState(State):
+    """A state whose memory is that of its optimiser."""
+
+    optimizer: torch.optim.Optimizer | None = None
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        if self.optimizer is None:
+            return {}
+        return {
+            f"{i}.{key}": torch.as_tensor(value)
+            for i, parameter in enumerate(_parameters(self.optimizer))
+            for key, value in self.optimizer.state[parameter].items()
+            if value is not None
+        }
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        if self.optimizer is None:
+            return
+        parameters = _parameters(self.optimizer)
+        for name, value in tensors.items():
+            i, key = name.split(".", 1)
+            self.optimizer.state[parameters[int(i)]][key] = value
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

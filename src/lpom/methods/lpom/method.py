@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State, check_choice, check_number
+from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
 from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, sweep
 from lpom.methods.lpom.weights import add_gradient, exact_step
-from lpom.methods.optimizers import Factory, make_optimizer, set_progress
+from lpom.methods.optimizers import Factory, OptimizerState, make_optimizer, set_progress
 from lpom.network import Lifted
 from lpom.objective import Objective, evaluate, per_layer, spectral_rates
 
@@ -22,14 +22,17 @@ NORM_MARGIN = 1.1
 
 
 @dataclass
-class LPOMState(State):
+class LPOMState(OptimizerState):
     """Optimiser, norm vectors of the safe step, and what the last batch left to look at."""
 
     mu: list[float] = field(default_factory=list)
-    optimizer: torch.optim.Optimizer | None = None
     vectors: list[Tensor] = field(default_factory=list)
     X: list[Tensor] | None = None  # states of the last batch
     growth: Tensor | None = None  # last sweep's movement over the first's, running mean
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but ``X``: copies and pickles take no data with them."""
+        return {**self.__dict__, "X": None}
 
 
 @final

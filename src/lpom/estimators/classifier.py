@@ -1,0 +1,208 @@
+"""A classifier: two classes, several, or several labels at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.utils import compute_class_weight, compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
+from sklearn.utils.validation import column_or_1d
+
+from lpom import losses
+from lpom.estimators.base import BaseMLP, Targets
+
+
+@final
+@dataclass(repr=False, eq=False)
+class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
+    """A fully connected network for classes, trained by LPOM or another method of the library.
+
+    A drop-in for scikit-learn's class of this name. Labels may be of any kind that scikit-learn
+    takes; a 0/1 matrix is several labels at once. Data is taken as it is (scale it first), may be
+    sparse, and float32 stays float32.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : widths of the hidden layers
+    activation : name or :class:`~lpom.activations.Activation` of the hidden layers
+    method : name or :class:`~lpom.methods.Method`
+        Its hyperparameters are ``method__mu`` and the like, in ``set_params`` and grid searches,
+        also where it is a name.
+    loss : name or :class:`~lpom.losses.Loss`
+        "auto" is cross-entropy, binary for two classes (with one output) and for labels.
+    output_activation : name or Activation of the last layer
+    batch_size : rows per step, "auto": 100, or all if there are fewer
+    learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
+    max_iter : most epochs, which is also what the learning-rate schedule spans
+    early_stopping : hold out ``validation_fraction``, keep the weights that do best on it
+    n_iter_no_change, tol : stop after so many epochs in which nothing got better by ``tol``: the
+        held-out score with early stopping, else the training loss
+    warm_start : let ``fit`` go on from the weights of the last one, with a new optimiser
+    device : where torch computes, e.g. "cuda"
+    random_state : fixes initial weights, the order of batches and what is held out
+    verbose : print a line per epoch
+    class_weight : "balanced", or a weight per class
+
+    Attributes
+    ----------
+    classes_ : class labels, in the order of ``predict_proba``'s columns
+    coefs_, intercepts_ : weights (inputs, outputs) and biases of each layer, read-only
+    history_ : :class:`~lpom.History` of all epochs; ``loss_curve_``, ``validation_scores_``,
+        ``loss_``, ``best_loss_``, ``best_validation_score_`` and ``n_iter_`` are read off it
+    result_ : :class:`~lpom.Result` of the last call
+    t_ : rows seen in training
+    n_features_in_, feature_names_in_, n_layers_, n_outputs_, out_activation_ : as in scikit-learn
+
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> clf = MLPClassifier(max_iter=20, random_state=0).fit(X[:1400] / 16, y[:1400])
+    >>> clf.score(X[1400:] / 16, y[1400:]) > 0.9
+    True
+    """
+
+    class_weight: str | Mapping[Any, float] | None = None
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MLPClassifier:
+        """Train on ``X`` (n_samples, n_features) and ``y``, labels or a 0/1 matrix of them."""
+        return self._fit(X, y, sample_weight)
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> MLPClassifier:
+        """Go over this data once, from where the last call ended, at the full learning rate.
+
+        The first call needs all ``classes`` that will ever come, except for a 0/1 matrix.
+        """
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                f"class_weight={self.class_weight!r} needs all data at once, which partial_fit "
+                "does not see; give a weight per class, or sample_weight."
+            )
+        if classes is None:
+            return self._partial_fit(X, y, sample_weight)
+        classes = unique_labels(classes)
+        if self._is_fitted() and not np.array_equal(classes, self.classes_):
+            raise ValueError(
+                f"classes cannot change between calls: they were {_listed(self.classes_)}, now "
+                f"{_listed(classes)}. Leave the argument out after the first call."
+            )
+        return self._partial_fit(X, y, sample_weight, classes_=classes)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of each row, or its labels as 0 and 1."""
+        outputs = self._outputs(X)
+        decided: NDArray[Any] = self.result_.task.decide(outputs).numpy()
+        return decided if self._multilabel else self.classes_[decided]
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """The network's outputs; for two classes one number, positive for ``classes_[1]``.
+
+        One output, or one per label, is counted from where the loss draws the line: 0 for the
+        entropies, whose outputs are handed out as they are.
+        """
+        outputs: NDArray[Any] = self._outputs(X).numpy()
+        if self._multilabel:
+            return outputs - self.result_.task.loss.threshold
+        if self.n_outputs_ == 1:
+            return outputs[:, 0] - self.result_.task.loss.threshold
+        return outputs[:, 1] - outputs[:, 0] if self.n_outputs_ == 2 else outputs
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Probabilities of the classes, summing to one, or of each label by itself.
+
+        They are the model's own for the entropies; for other losses outputs squeezed into [0, 1]
+        and divided by their sum, which is not calibrated.
+        """
+        outputs = self._outputs(X)
+        p: NDArray[Any] = self.result_.task.loss.probabilities(outputs).numpy()
+        if self._multilabel:
+            return p
+        if self.n_outputs_ == 1:
+            return np.hstack([1 - p, p])
+        nothing = p.sum(1) == 0  # every output squeezed to zero: the largest takes it all
+        p[nothing, outputs.numpy()[nothing].argmax(1)] = 1
+        total: NDArray[Any] = p.sum(1, keepdims=True)
+        return p / total
+
+    def predict_log_proba(self, X: Any) -> NDArray[Any]:
+        """Logarithms of :meth:`predict_proba`."""
+        with np.errstate(divide="ignore"):
+            logarithms: NDArray[Any] = np.log(self.predict_proba(X))
+        return logarithms
+
+    @property
+    def _multilabel(self) -> bool:
+        return self.result_.task.kind == "labels"
+
+    def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = column_or_1d(y, warn=True)
+        check_classification_targets(y)
+        kind = type_of_target(y)
+        if kind == "multiclass-multioutput":
+            raise ValueError(
+                "y must be one class label per row, or a matrix of 0 and 1 with a column per "
+                f"label; got a matrix of shape {y.shape} with other values. "
+                "Use scikit-learn's MultiOutputClassifier for several classes at once."
+            )
+        if self._is_fitted() and known and self._multilabel != (kind == "multilabel-indicator"):
+            raise ValueError(
+                "training goes on with "
+                + ("a 0/1 matrix of labels" if self._multilabel else "one class label per row")
+                + f" as y, but got {kind}."
+            )
+        if kind == "multilabel-indicator":
+            return self._labels(y, weight)
+        return self._classes(y, weight, known)
+
+    def _labels(self, y: NDArray[Any], weight: NDArray[Any] | None) -> Targets:
+        self.classes_ = np.arange(y.shape[1])
+        if self.class_weight is not None:
+            weight = _product(weight, compute_sample_weight(self.class_weight, y))
+        return Targets(y.astype(np.int64), y.shape[1], weight)
+
+    def _classes(self, y: NDArray[Any], weight: NDArray[Any] | None, known: bool) -> Targets:
+        if not known:
+            self.classes_ = unique_labels(y)
+        elif "classes_" not in vars(self):
+            raise ValueError("the first call of partial_fit needs classes, all that will come.")
+        if unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
+            raise ValueError(
+                f"y holds classes that are not among those of the first call: {_listed(unseen)}; "
+                f"those were {_listed(self.classes_)}."
+            )
+        counted = self.classes_ if known else unique_labels(y if weight is None else y[weight > 0])
+        if len(counted) < 2:
+            raise ValueError(
+                f"a classifier needs at least two classes to tell apart, but y holds one class "
+                f"only, {_listed(counted)}" + ("." if weight is None else ", of weight above zero.")
+            )
+        codes = np.searchsorted(self.classes_, y)
+        if self.class_weight is not None:
+            each = compute_class_weight(
+                self.class_weight, classes=self.classes_, y=y, sample_weight=weight
+            )
+            weight = _product(weight, each[codes])
+        two_outputs = self.loss != "auto" and losses.get(self.loss).name == "cross-entropy"
+        n_outputs = len(self.classes_)
+        if n_outputs == 2 and not two_outputs:
+            n_outputs = 1
+        return Targets(codes, n_outputs, weight, strata=codes)
+
+
+def _product(weight: NDArray[Any] | None, other: NDArray[Any]) -> NDArray[Any]:
+    return other if weight is None else weight * other
+
+
+def _listed(classes: Any) -> str:
+    return ", ".join(repr(label) for label in np.asarray(classes).tolist())

@@ -1,0 +1,133 @@
+"""The network inside a fitted estimator: its shape, its weights, its outputs."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import gen_batches
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from lpom.activations import Activation
+from lpom.data import check_inputs, dense_rows
+from lpom.history import History
+from lpom.training import Result
+
+_ROWS = 4096  # of one forward pass; sparse rows become dense this many at a time
+_LINKS = {"cross-entropy": "softmax", "binary-cross-entropy": "logistic"}
+
+
+class Design(NamedTuple):
+    """What :func:`lpom.mlp` builds a network from."""
+
+    sizes: tuple[int, ...]
+    activation: Activation
+    output: Activation
+
+    def __str__(self) -> str:
+        sizes = "-".join(map(str, self.sizes))
+        return f"{sizes} with {self.activation} (output {self.output})"
+
+
+class FittedMLP(BaseEstimator):  # type: ignore[misc]
+    """The part of an estimator that only looks at what fitting left."""
+
+    result_: Result
+    history_: History
+    _model: nn.Sequential
+    _design: Design
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def coefs_(self) -> list[NDArray[Any]]:
+        """Weights of each layer, of shape (inputs, outputs); read-only."""
+        return [_read_only(linear.weight.T) for linear in self._linears()]
+
+    @property
+    def intercepts_(self) -> list[NDArray[Any]]:
+        """Biases of each layer; read-only."""
+        return [_read_only(linear.bias) for linear in self._linears()]
+
+    @property
+    def n_iter_(self) -> int:
+        """Epochs so far, those of earlier calls that this one went on from included."""
+        return len(self.history_)
+
+    @property
+    def n_layers_(self) -> int:
+        """Layers, that of the inputs included."""
+        return len(self._design.sizes)
+
+    @property
+    def n_outputs_(self) -> int:
+        return self._design.sizes[-1]
+
+    @property
+    def out_activation_(self) -> str:
+        """What makes predictions of the outputs: softmax, logistic, or the output's activation."""
+        return _LINKS.get(self.result_.task.loss.name, self._design.output.name)
+
+    @property
+    def loss_curve_(self) -> list[float]:
+        """Mean loss on the training data in each epoch."""
+        return self.history_.column("loss")
+
+    @property
+    def loss_(self) -> float:
+        """Mean loss on the training data in the last epoch."""
+        return self.loss_curve_[-1] if self.loss_curve_ else np.nan
+
+    @property
+    def best_loss_(self) -> float | None:
+        """The lowest training loss; None with early stopping."""
+        return None if self.validation_scores_ else min(self.loss_curve_, default=np.nan)
+
+    @property
+    def validation_scores_(self) -> list[float] | None:
+        """Accuracy or R2 on the held-out part in each epoch of early stopping, else None."""
+        scores = self.history_.column("validation_score")
+        return [score for score in scores if score is not None] or None
+
+    @property
+    def best_validation_score_(self) -> float | None:
+        """The highest of ``validation_scores_``, whose weights were kept."""
+        return max(self.validation_scores_) if self.validation_scores_ else None
+
+    def to_torch(self) -> nn.Sequential:
+        """The network as a torch module: a copy, yours to change.
+
+        It maps a tensor of inputs to outputs: logits for the entropies, numbers for a regressor.
+        """
+        check_is_fitted(self)
+        return deepcopy(self._model)
+
+    @torch.inference_mode()
+    def _outputs(self, X: Any) -> Tensor:
+        """Outputs of the network on checked inputs, on the CPU."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        inputs = check_inputs(X, self._design.sizes[0])
+        like = next(self._model.parameters())
+        parts = [
+            self._model(dense_rows(inputs, rows, like)).cpu()
+            for rows in gen_batches(X.shape[0], _ROWS)
+        ]
+        return torch.cat(parts)
+
+    def _linears(self) -> list[nn.Linear]:
+        return [module for module in self._model if isinstance(module, nn.Linear)]
+
+
+def _read_only(values: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = values.detach().cpu().numpy()
+    array.flags.writeable = False
+    return array

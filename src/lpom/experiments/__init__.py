@@ -1,0 +1,1 @@
+"""What ``lpom bench``, ``lpom compare`` and ``lpom reproduce`` run."""

@@ -1,0 +1,219 @@
+"""One training run of an experiment: its settings, how it is run in pieces, what is kept of it.
+
+A trial is named by a hash of its settings. Finished trials are lines of a JSON-lines file; a
+trial that was cut goes on from its last finished epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from lpom import __version__, activations, methods
+from lpom.datasets import Dataset
+from lpom.exceptions import LPOMError
+from lpom.files import write_atomically
+from lpom.history import Epoch
+from lpom.methods import Problem
+from lpom.network import Lifted, mlp
+from lpom.tasks import Task
+from lpom.training import evaluate, fit
+
+#: Share of the training data held out when a trial is for tuning.
+VALIDATION_SHARE = 1 / 6
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All settings of one run. ``part`` is "test", or "validation" for tuning.
+
+    On "validation" a sixth of the training data is held out and measured in place of the test
+    data, which is then not touched.
+    """
+
+    dataset: str
+    hidden: tuple[int, ...]
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+    activation: str = "relu"
+    output: str = "identity"
+    output_params: dict[str, float] = field(default_factory=dict)
+    loss: str = "auto"
+    epochs: int = 17
+    batch_size: int = 100
+    seed: int = 0
+    part: str = "test"
+
+    @property
+    def key(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Store:
+    """Finished trials of one file, one JSON object per line; a cut last line is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        for line in self.path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+    def find(self, trial: Trial) -> dict[str, Any] | None:
+        return next((record for record in self if record["key"] == trial.key), None)
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
+        with self.path.open("a") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def run(
+    trial: Trial,
+    data: Dataset,
+    store: Store,
+    *,
+    on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+) -> dict[str, Any]:
+    """The record of a trial: from the store, or by running what of it is missing.
+
+    A method that can't do the task gives a record with its ``reason`` instead of results.
+    """
+    found = store.find(trial)
+    if found is not None:
+        return found
+    record: dict[str, Any] = {"key": trial.key, **asdict(trial), "machine": machine()}
+    try:
+        record |= _train(trial, data, store.path.parent / "unfinished", on_epoch)
+    except (ValueError, LPOMError) as error:
+        record["reason"] = str(error)
+    store.add(record)
+    return record
+
+
+def _train(
+    trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None]
+) -> dict[str, Any]:
+    (X, y), (X_test, y_test) = parts(data, trial.part)
+    n_outputs = len(data.classes) or 1
+    output = activations.get(trial.output, **trial.output_params)
+    sizes = [X.shape[1], *trial.hidden, n_outputs]
+    model = mlp(sizes, trial.activation, output, seed=trial.seed)
+    method = methods.get(trial.method)
+    method.set_params(**trial.params)
+
+    cut = folder / f"{trial.key}.safetensors"
+    curve, tensors = _read_cut(cut)
+    state = None
+    if curve:
+        model.load_state_dict(_under("model.", tensors))
+        task = Task.infer(y, n_outputs, trial.loss)
+        state = method.init(Problem(Lifted.from_module(model), task.loss))
+        state.load_tensors(_under("state.", tensors))
+    for epoch in range(len(curve), trial.epochs):
+        result = fit(
+            model,
+            X,
+            y,
+            method=method,
+            loss=trial.loss,
+            epochs=1,
+            batch_size=min(trial.batch_size, len(X)),
+            seed=100_003 * trial.seed + epoch,  # the same batches for every method
+            state=state,
+            span=(epoch / trial.epochs, (epoch + 1) / trial.epochs),
+            progress=False,
+        )
+        if result.status == "interrupted":
+            raise KeyboardInterrupt
+        state = result.state
+        last = result.history[-1]
+        curve.append(Epoch(**{**asdict(last), "epoch": epoch + 1}))
+        on_epoch(curve[-1])
+        if epoch + 1 < trial.epochs:
+            _write_cut(cut, model, state.tensors(), curve)
+    loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
+    cut.unlink(missing_ok=True)
+    return {
+        "loss_value": loss,
+        "score": score,
+        "train_score": evaluate(model, X, y, loss=trial.loss)[1],
+        "seconds": sum(epoch.seconds for epoch in curve),
+        "curve": [asdict(epoch) for epoch in curve],
+        "notes": data.notes,
+    }
+
+
+def parts(data: Dataset, part: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training rows, and the rows to measure on: the test set, or a fixed share of training."""
+    X, y = torch.from_numpy(data.x_train), torch.from_numpy(data.y_train)
+    if part == "test":
+        return (X, y), (torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(X)))
+    held = int(len(X) * VALIDATION_SHARE)
+    return (X[order[held:]], y[order[held:]]), (X[order[:held]], y[order[:held]])
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a result was made."""
+    return {
+        "lpom": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _write_cut(
+    path: Path, model: nn.Module, state: dict[str, Tensor] | None, curve: list[Epoch]
+) -> None:
+    """Keep an unfinished trial, if its method's state can be written down."""
+    if state is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    tensors |= {f"state.{name}": value.contiguous() for name, value in state.items()}
+    metadata = {"curve": json.dumps([asdict(epoch) for epoch in curve])}
+    write_atomically(path, save(tensors, metadata))
+
+
+def _read_cut(path: Path) -> tuple[list[Epoch], dict[str, Tensor]]:
+    """The epochs done and the tensors to go on from; nothing if the trial was never cut."""
+    if not path.exists():
+        return [], {}
+    with safe_open(path, framework="pt") as file:
+        curve = json.loads(file.metadata()["curve"])
+    return [Epoch(**epoch) for epoch in curve], load_file(path)
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,146 @@
+"""ADMM after Taylor et al. (2016): closed forms only, one multiplier on the output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from lpom.methods.base import Batch, Method, Problem, State, check_number
+from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states, same_data
+from lpom.network import Layer, Lifted
+from lpom.objective import Objective, per_layer, total
+
+
+@dataclass
+class ADMMState(State):
+    """Variables of the batch they belong to; another batch starts them anew.
+
+    ``X[i]`` are states (the inputs first), ``U[i]`` stands for ``Z[i]``, ``M`` is the multiplier
+    of the output divided by beta. ``first``, the regression on the inputs, never changes.
+    """
+
+    batch: Batch | None = None
+    X: list[Tensor] = field(default_factory=list)
+    U: list[Tensor] = field(default_factory=list)
+    M: Tensor = field(default_factory=lambda: torch.zeros(0))
+    first: Regression | None = None
+    mu: list[float] = field(default_factory=list)
+    steps: int = 0
+
+
+@final
+@dataclass(repr=False, eq=False)
+class ADMM(Method[ADMMState]):
+    r"""Alternate between weights, states and pre-activations, each solved exactly.
+
+    .. math:: \mathrm{loss}(U_{L-1}, T) + \frac{\beta}{2} \|U_{L-1} - Z_{L-1} + M\|_F^2
+              + \sum_{i<L-1} \frac{\mu_i}{2} (\|U_i - Z_i\|_F^2 + \|X_{i+1} - \phi_i(U_i)\|_F^2)
+
+    The output has no activation (eq. 6). A step goes from the output down: U, W, X of each layer,
+    then :math:`M \leftarrow M + U_{L-1} - Z_{L-1}`. Without the multiplier step it never raises
+    the objective. Variables start feed-forward and belong to the samples, so it runs full batch.
+    Whatever the activation, no derivative is used.
+
+    Parameters
+    ----------
+    mu : float or one per hidden layer
+        Weight of the two penalties of each hidden layer.
+    beta : float
+        Weight of the output's penalty.
+    warm_start : int
+        Steps before the multiplier moves for the first time.
+    ridge : float
+        Proximal ridge of the weights, relative to the size of the states.
+    chunk : int
+        Rows for which a weight solve forms products at a time; results do not depend on it.
+    """
+
+    mu: float | Sequence[float] = 10.0
+    beta: float = 1.0
+    warm_start: int = 10
+    ridge: float = 1e-5
+    chunk: int = 8192
+
+    name: ClassVar[str] = "admm"
+    equation: ClassVar[str] = (
+        "loss(U_L, T) + beta/2 |U_L - Z_L + M|^2 + sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i - phi(U_i)|^2)"
+        "   (eq. 6)"
+    )
+    costs: ClassVar[str] = "per layer four products and two Cholesky factors; U in closed form"
+    full_batch: ClassVar[bool] = True
+
+    def init(self, problem: Problem) -> ADMMState:
+        network = problem.network
+        check_number("beta", self.beta)
+        check_number("warm_start", self.warm_start, strict=False, whole=True)
+        check_number("ridge", self.ridge, strict=False)
+        check_number("chunk", self.chunk, whole=True)
+        output = network[-1].activation
+        if output.name != "identity":
+            raise ValueError(
+                f"admm has no activation on the output (eq. 6), this network has {output.name}: "
+                "drop it, or take method='bcd' or 'lpom'."
+            )
+        hidden = per_layer(self.mu, len(network) - 1) if len(network) > 1 else []
+        return ADMMState(mu=[*hidden, self.beta])
+
+    @torch.no_grad()
+    def step(self, problem: Problem, batch: Batch, state: ADMMState) -> None:
+        """From the output down, each block by its minimiser; the multiplier last."""
+        network, last = problem.network, len(problem.network) - 1
+        self._start(network, batch, state)
+        X, U, mu = state.X, state.U, state.mu
+        Z = [layer.map.apply(x) for layer, x in zip(network, X, strict=True)]
+
+        U[last] = problem.loss.prox(Z[last] - state.M, batch.target, self.beta)
+        goal = U[last] + state.M
+        for i in range(last, -1, -1):
+            layer = network[i]
+            self._regression(layer, batch, state, i).step(layer.map, goal - Z[i])
+            if i > 0:
+                below = network[i - 1].activation
+                X[i] = ridge_states(layer.map, below.phi(U[i - 1]), goal, mu[i] / mu[i - 1])
+                goal = U[i - 1] = preactivation(below, X[i], Z[i - 1], U[i - 1])
+        state.steps += 1
+        if state.steps > self.warm_start:
+            state.M = state.M + U[last] - network[last].map.apply(X[last])
+
+    @torch.no_grad()
+    def objective(self, problem: Problem, batch: Batch, state: ADMMState) -> Objective:
+        network, weight = problem.network, batch.weight
+        self._start(network, batch, state)
+        X, U = state.X, state.U
+        gaps = []
+        for i, layer in enumerate(network):
+            distance = U[i] - layer.map.apply(X[i])
+            if i == len(network) - 1:
+                gaps.append(total(half_square(distance + state.M), weight))
+            else:
+                missed = X[i + 1] - layer.activation.phi(U[i])
+                gaps.append(
+                    total(half_square(distance), weight) + total(half_square(missed), weight)
+                )
+        loss = total(problem.loss.value(U[-1], batch.target), weight)
+        return Objective(loss, tuple(gaps), tuple(state.mu))
+
+    def _start(self, network: Lifted, batch: Batch, state: ADMMState) -> None:
+        """Feed-forward variables and no multiplier, unless these samples have theirs already."""
+        if same_data(batch, state.batch):
+            return
+        state.U, X = network.feed_forward(batch.inputs)
+        state.X, state.M = X[:-1], torch.zeros_like(X[-1])
+        state.first, state.steps, state.batch = None, 0, batch
+
+    def _regression(self, layer: Layer, batch: Batch, state: ADMMState, i: int) -> Regression:
+        if i == 0 and state.first is not None and state.first.ridge == self.ridge:
+            return state.first
+        made = Regression(
+            layer.map, state.X[i], ridge=self.ridge, weight=batch.weight, chunk=self.chunk
+        )
+        if i == 0:
+            state.first = made
+        return made

@@ -1,0 +1,124 @@
+"""Block coordinate descent after Zeng et al.: three-splitting, every block by its minimiser."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from lpom.methods.base import Batch, Method, Problem, State, check_number
+from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states, same_data
+from lpom.network import Lifted
+from lpom.objective import Objective, per_layer, total
+
+
+@dataclass
+class BCDState(State):
+    """Variables of the samples they belong to; other samples start them anew.
+
+    ``X[i]`` are states, the inputs first and the outputs last, and ``U[i]`` stands for ``Z[i]``.
+    ``first``, the regression on the inputs, never changes.
+    """
+
+    mu: list[float] = field(default_factory=list)
+    batch: Batch | None = None
+    X: list[Tensor] = field(default_factory=list)
+    U: list[Tensor] = field(default_factory=list)
+    first: Regression | None = None
+
+
+@final
+@dataclass(repr=False, eq=False)
+class BCD(Method[BCDState]):
+    r"""Minimise over states, pre-activations and weights in turn, from the output down (eq. 5).
+
+    .. math:: \mathrm{loss}(X_L, T)
+              + \sum_i \frac{\mu_i}{2} (\|U_i - Z_i\|_F^2 + \|X_{i+1} - \phi_i(U_i)\|_F^2)
+
+    Each block adds :math:`\frac{\alpha}{2} \|\cdot - old\|_F^2` and is then solved exactly, so the
+    objective never rises: states and weights by a Cholesky factor of the smaller side, U by the
+    global minimum of a scalar problem. Neither needs a derivative. Variables start feed-forward
+    and belong to the samples, so it runs full batch.
+
+    Parameters
+    ----------
+    mu : float or one per layer
+        Weight of the two penalties of each layer.
+    alpha : float
+        Weight of the proximal terms of states and pre-activations, relative to ``mu``.
+    ridge : float
+        Weight of the proximal term of the weights, relative to the size of the states below:
+        :math:`\alpha = ridge \, \mu \|X\|_F^2 / \min(m, n)`.
+    """
+
+    mu: float | Sequence[float] = 1.0
+    alpha: float = 1.0
+    ridge: float = 1e-3
+
+    name: ClassVar[str] = "bcd"
+    equation: ClassVar[str] = (
+        "loss(X_L, T) + sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i+1 - phi(U_i)|^2)   (eq. 5)"
+    )
+    costs: ClassVar[str] = "per layer five products and two Cholesky factors; U in closed form"
+    full_batch: ClassVar[bool] = True
+
+    def init(self, problem: Problem) -> BCDState:
+        check_number("alpha", self.alpha, strict=False)
+        check_number("ridge", self.ridge, strict=False)
+        return BCDState(mu=per_layer(self.mu, len(problem.network)))
+
+    @torch.no_grad()
+    def step(self, problem: Problem, batch: Batch, state: BCDState) -> None:
+        """X, U and W of each layer, the last layer first."""
+        network, mu = problem.network, state.mu
+        self._start(network, batch, state)
+        X, U = state.X, state.U
+        for i in range(len(network) - 1, -1, -1):
+            layer = network[i]
+            phi = layer.activation.phi(U[i])
+            near = self._between(phi, X[i + 1])
+            strength = mu[i] * (1 + self.alpha)
+            if i == len(network) - 1:
+                X[i + 1] = problem.loss.prox(near, batch.target, strength)
+            else:
+                X[i + 1] = ridge_states(network[i + 1].map, near, U[i + 1], mu[i + 1] / strength)
+            Z = layer.map.apply(X[i])
+            ratio = 1 / (1 + self.alpha)
+            U[i] = preactivation(
+                layer.activation, X[i + 1], self._between(Z, U[i]), U[i], ratio=ratio
+            )
+            self._regression(network, batch, state, i).step(layer.map, U[i] - Z)
+
+    @torch.no_grad()
+    def objective(self, problem: Problem, batch: Batch, state: BCDState) -> Objective:
+        network, weight = problem.network, batch.weight
+        self._start(network, batch, state)
+        X, U = state.X, state.U
+        gaps = [
+            total(half_square(U[i] - layer.map.apply(X[i])), weight)
+            + total(half_square(X[i + 1] - layer.activation.phi(U[i])), weight)
+            for i, layer in enumerate(network)
+        ]
+        loss = total(problem.loss.value(X[-1], batch.target), weight)
+        return Objective(loss, tuple(gaps), tuple(state.mu))
+
+    def _between(self, goal: Tensor, old: Tensor) -> Tensor:
+        """What a penalty and the proximal term pull to together."""
+        return torch.lerp(goal, old, self.alpha / (1 + self.alpha))
+
+    def _start(self, network: Lifted, batch: Batch, state: BCDState) -> None:
+        """Feed-forward variables, unless these samples have theirs already."""
+        if not same_data(batch, state.batch):
+            state.U, state.X = network.feed_forward(batch.inputs)
+            state.first, state.batch = None, batch
+
+    def _regression(self, network: Lifted, batch: Batch, state: BCDState, i: int) -> Regression:
+        if i == 0 and state.first is not None and state.first.ridge == self.ridge:
+            return state.first
+        made = Regression(network[i].map, state.X[i], ridge=self.ridge, weight=batch.weight)
+        if i == 0:
+            state.first = made
+        return made

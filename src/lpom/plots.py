@@ -1,0 +1,86 @@
+"""Pictures of a run. Figures are made without pyplot: no window, no state of the user touched."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from lpom.files import write_atomically
+from lpom.history import History
+
+BLUE, ORANGE = "#0072b2", "#d55e00"  # told apart by every kind of colour vision
+GREY = "#5a5a5a"
+
+
+def curves(history: History, path: str | os.PathLike[str]) -> None:
+    """Loss, accuracy or R2, and the gap of every layer, epoch by epoch, as a PNG file."""
+    with_gaps = any(epoch.gaps for epoch in history)
+    panels = 3 if with_gaps else 2
+    figure = Figure(figsize=(4.2 * panels, 3.4), dpi=150, layout="constrained")
+    axes = figure.subplots(1, panels)
+    _panel(axes[0], history, "loss", "loss")
+    _panel(axes[1], history, "score", "R²" if history.metric == "r2" else history.metric)
+    if history.metric != "r2":
+        axes[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+    if with_gaps:
+        _gaps(axes[2], history)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(Path(path), picture.getvalue())
+
+
+def _panel(axes: Axes, history: History, column: str, title: str) -> None:
+    """Training and validation values of one quantity."""
+    for name, key, color, style in (
+        ("training", column, BLUE, "-"),
+        ("validation", f"validation_{column}", ORANGE, "--"),
+    ):
+        values = [math.nan if v is None else v for v in history.column(key)]
+        if any(map(math.isfinite, values)):
+            _line(axes, values, name, color, style)
+    _dress(axes, title)
+
+
+def _gaps(axes: Axes, history: History) -> None:
+    """One line per layer, light to dark from the input to the output."""
+    layers = len(history[-1].gaps)
+    for i in range(layers):
+        # a gap of exactly zero has no place on a logarithmic axis
+        values = [epoch.gaps[i] if epoch.gaps[i] > 0 else math.nan for epoch in history]
+        shade = _between("#9fc8e8", "#08306b", i / max(layers - 1, 1))
+        _line(axes, values, f"layer {i + 1}", shade, "-")
+    axes.set_yscale("log")
+    _dress(axes, "gap per sample")
+
+
+def _line(axes: Axes, values: Sequence[float], name: str, color: str, style: str) -> None:
+    marker = "o" if len(values) <= 12 else ""
+    epochs = range(1, len(values) + 1)
+    axes.plot(epochs, values, style, color=color, label=name, marker=marker, markersize=4)
+
+
+def _dress(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel("epoch", color=GREY)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    axes.tick_params(colors=GREY)
+    axes.grid(True, axis="y", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#b0b0b0")
+    if axes.get_lines():
+        axes.legend(frameon=False, fontsize=9)
+
+
+def _between(light: str, dark: str, share: float) -> str:
+    parts = [(int(light[k : k + 2], 16), int(dark[k : k + 2], 16)) for k in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + share * (b - a)):02x}" for a, b in parts)

@@ -1,0 +1,231 @@
+"""Model files: a network and what belongs to it in one ``.safetensors`` file, without pickle.
+
+Weights are the tensors ``layers.0.weight``, ``layers.0.bias``, ...; the header holds the
+architecture, the caller's metadata and a checksum of everything, as JSON. A file that was cut off
+or changed is refused. (A checksum notices damage; it does not say who wrote the file.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+import lpom
+from lpom import activations
+from lpom.activations import Activation
+from lpom.exceptions import ModelFileError
+from lpom.files import write_atomically
+from lpom.network import Lifted
+
+FORMAT = "lpom-model"
+FORMAT_VERSION = "1"
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+}
+_KEYS = ("format", "format_version", "lpom_version", "architecture", "metadata", "sha256")
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write ``model`` to one file, whole or not at all.
+
+    Parameters
+    ----------
+    path : where to, e.g. ``model.safetensors``
+    model : a network that :func:`lpom.fit` can train
+    metadata : anything that JSON can hold; :func:`load` gives it back as it is
+
+    Raises
+    ------
+    TypeError
+        If an activation is the user's own function, which no file can hold.
+    ModelFileError
+        If a weight is NaN or infinite.
+    """
+    architecture, tensors = _describe(model)
+    _check_finite(tensors, "the model")
+    header = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "lpom_version": lpom.__version__,
+        "architecture": json.dumps(architecture, allow_nan=False),
+        "metadata": json.dumps(dict(metadata or {}), allow_nan=False),
+    }
+    header["sha256"] = _checksum(tensors, header)
+    write_atomically(Path(path), safetensors.torch.save(tensors, metadata=header))
+
+
+def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
+    """The network and the metadata that :func:`save` wrote, on the CPU.
+
+    Raises
+    ------
+    ModelFileError
+        If the file is not one of ours, is damaged, or was changed; the sentence says how.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ModelFileError(f"there is no model file {path}. Check the path.")
+    tensors, header = _read(path, path.read_bytes())
+    _check_header(path, header)
+    if header["sha256"] != _checksum(tensors, header):
+        raise ModelFileError(
+            f"{path} was changed after it was written: its checksum does not match its contents. "
+            "Take the original file, or train again."
+        )
+    model = _build(path, _json(path, header, "architecture", list), tensors)
+    _check_finite(tensors, str(path))
+    return model, _json(path, header, "metadata", dict)
+
+
+def _describe(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Each layer in words, and all weights by name."""
+    architecture = []
+    tensors: dict[str, Tensor] = {}
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    for i, (layer, linear) in enumerate(zip(Lifted.from_module(model), linears, strict=True)):
+        architecture.append(
+            {
+                "kind": "dense",
+                "inputs": linear.in_features,
+                "outputs": linear.out_features,
+                "bias": linear.bias is not None,
+                "dtype": str(linear.weight.dtype).removeprefix("torch."),
+                "activation": layer.activation.name,
+                "parameters": layer.activation.params(),
+            }
+        )
+        for name, parameter in linear.named_parameters():
+            tensors[f"layers.{i}.{name}"] = parameter.detach().cpu().contiguous()
+    return architecture, tensors
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """SHA-256 over the header (but for the checksum itself) and every tensor."""
+    digest = hashlib.sha256()
+    rest = {key: value for key, value in header.items() if key != "sha256"}
+    digest.update(json.dumps(rest, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelFileError(
+                f"{where} holds NaN or infinity in {name}; such a network cannot predict anything. "
+                "Train again, with a smaller learning rate or a larger mu."
+            )
+
+
+def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    size = int.from_bytes(content[:8], "little")  # a safetensors file: size of header, header
+    try:
+        tensors = safetensors.torch.load(content)
+    except (SafetensorError, ValueError, KeyError) as error:
+        state = "is cut off or damaged" if content[8:9] == b"{" else "is not a safetensors file"
+        raise ModelFileError(
+            f"{path} {state} ({error}). Expected a model.safetensors file that lpom wrote: copy "
+            "it again, or train again."
+        ) from error
+    header: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    return tensors, header
+
+
+def _check_header(path: Path, header: Mapping[str, str]) -> None:
+    if header.get("format") != FORMAT:
+        raise ModelFileError(
+            f"{path} is a safetensors file, but no model of lpom: its metadata has no "
+            f"'format': '{FORMAT}'. Expected a file that `lpom train` or lpom.saving.save wrote."
+        )
+    if header.get("format_version") != FORMAT_VERSION:
+        raise ModelFileError(
+            f"{path} has format version {header.get('format_version')!r}, and lpom "
+            f"{lpom.__version__} reads version {FORMAT_VERSION!r}. It was written by lpom "
+            f"{header.get('lpom_version', 'of unknown version')}: install that version."
+        )
+    missing = [key for key in _KEYS if key not in header]
+    if missing:
+        raise ModelFileError(
+            f"{path} lacks {', '.join(map(repr, missing))} in its metadata. It was changed after "
+            "it was written: take the original file, or train again."
+        )
+
+
+def _json(path: Path, header: Mapping[str, str], key: str, kind: type) -> Any:
+    try:
+        value = json.loads(header[key])
+    except ValueError as error:
+        raise ModelFileError(f"{path} holds {key} that is no JSON ({error}).") from error
+    if not isinstance(value, kind):
+        raise ModelFileError(f"{path} should hold its {key} as a JSON {kind.__name__}.")
+    return value
+
+
+def _build(path: Path, architecture: list[Any], tensors: dict[str, Tensor]) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    unused = set(tensors)
+    width = None
+    for i, layer in enumerate(architecture):
+        linear, activation = _layer(path, i, layer)
+        if width not in (None, linear.in_features):
+            raise ModelFileError(
+                f"{path} describes layer {i} with {linear.in_features} inputs, but the layer below "
+                f"it has {width} outputs."
+            )
+        width = linear.out_features
+        for part, empty in linear.named_parameters():
+            name = f"layers.{i}.{part}"
+            stored = tensors.get(name)
+            if stored is None or stored.shape != empty.shape or stored.dtype != empty.dtype:
+                found = "none" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
+                raise ModelFileError(
+                    f"{path} does not hold the weights of its architecture: {name} should have "
+                    f"shape {tuple(empty.shape)} of {empty.dtype}, got {found}."
+                )
+            unused.discard(name)
+            setattr(linear, part, nn.Parameter(stored))
+        modules += [linear] if activation.name == "identity" else [linear, activation.to_module()]
+    if not modules or unused:
+        raise ModelFileError(
+            f"{path} does not hold the weights of its architecture: that has {len(architecture)} "
+            f"layers, and no place for {', '.join(sorted(unused)) or 'anything'}."
+        )
+    return nn.Sequential(*modules)
+
+
+def _layer(path: Path, i: int, layer: Any) -> tuple[nn.Linear, Activation]:
+    """One layer as its description tells, its weights still without memory."""
+    try:
+        if layer["kind"] != "dense":
+            raise ValueError(f"kind {layer['kind']!r}, where 'dense' is the one known.")
+        activation = activations.get(layer["activation"], **layer["parameters"])
+        # on "meta" no memory is taken and no random number drawn
+        linear = nn.Linear(
+            layer["inputs"],
+            layer["outputs"],
+            bias=bool(layer["bias"]),
+            dtype=_DTYPES[layer["dtype"]],
+            device="meta",
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelFileError(f"{path} describes layer {i} in no way known: {error}") from error
+    return linear, activation
