@@ -5,12 +5,14 @@ The exact weight step solves, again and again and for the same rows :math:`A` (m
 .. math:: \min_{\Delta} \|A \Delta - R\|_F^2 + \lambda \|\Delta\|_F^2 .
 
 All its iterates stay in a space of :math:`\min(m, n)` rows of coefficients: three choices of that
-space, one interface. A Cholesky factor of the smaller Gram matrix is the only factorisation.
+space, one interface. The only factorisation is that of the smaller Gram matrix: Cholesky's, or by
+eigenvectors where it is singular.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import final
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor
 class Gram(ABC):
     """Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
 
-    ``deficient`` says that the Gram matrix was not positive definite and got a small ridge.
+    ``deficient`` says that the Gram matrix was singular and its pseudo-inverse was taken.
     """
 
     deficient: bool = False
@@ -44,10 +46,10 @@ class Columns(Gram):
 
     def __init__(self, A: Tensor, ridge: Tensor) -> None:
         self.A = A
-        self.factor, self.deficient = cholesky(A.T @ A, ridge)
+        self._inverse, self.deficient = inverse(A.T @ A, ridge)
 
     def solve(self, R: Tensor) -> Tensor:
-        return torch.cholesky_solve(self.A.T @ R, self.factor)
+        return self._inverse(self.A.T @ R)
 
     def apply(self, C: Tensor) -> Tensor:
         return self.A @ C
@@ -66,10 +68,10 @@ class Rows(Gram):
     def __init__(self, A: Tensor, ridge: Tensor) -> None:
         self.A = A
         self.G = A @ A.T
-        self.factor, self.deficient = cholesky(self.G, ridge)
+        self._inverse, self.deficient = inverse(self.G, ridge)
 
     def solve(self, R: Tensor) -> Tensor:
-        return torch.cholesky_solve(R, self.factor)
+        return self._inverse(R)
 
     def apply(self, C: Tensor) -> Tensor:
         return self.G @ C
@@ -114,6 +116,22 @@ def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
     return rows if ridge > 0 or rows.deficient else IndependentRows(rows)
 
 
+def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], bool]:
+    """Multiplication by the inverse of ``matrix + ridge * I``, and whether it was deficient.
+
+    A deficient matrix is inverted on its range alone. What little ridge makes it positive
+    definite would not do: residuals outside the range, divided by that ridge, grow from iteration
+    to iteration until rounding lets them into the weights.
+    """
+    factor, deficient = cholesky(matrix, ridge)
+    if not deficient:
+        return lambda R: torch.cholesky_solve(R, factor), False
+    values, vectors = torch.linalg.eigh(matrix)
+    kept = values > len(matrix) * torch.finfo(matrix.dtype).eps * values.max()
+    reciprocals = torch.where(kept, 1 / (values + ridge), 0)
+    return lambda R: vectors @ (reciprocals[:, None] * (vectors.T @ R)), True
+
+
 def cholesky(matrix: Tensor, ridge: Tensor) -> tuple[Tensor, bool]:
     """Cholesky factor of ``matrix + ridge * I``; deficient ones get the least ridge that serves.
 
@@ -124,7 +142,8 @@ def cholesky(matrix: Tensor, ridge: Tensor) -> tuple[Tensor, bool]:
     scale = matrix.diagonal().max().clamp_min(torch.finfo(matrix.dtype).tiny)
     factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
     pivot = factor.diagonal().min().square()
-    deficient = bool((info > 0) | (pivot <= rounding * scale))
+    # NaN and infinity pass through: no ridge mends them
+    deficient = bool(scale.isfinite() & ((info > 0) | (pivot <= rounding * scale)))
     if deficient:
         step = rounding * scale
         while bool(info > 0) or not bool(factor.diagonal().min().square() > rounding * scale):

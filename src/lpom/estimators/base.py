@@ -56,7 +56,7 @@ class BaseMLP(FittedMLP):
     output_activation: str | Activation = "identity"
     batch_size: int | str = "auto"
     learning_rate_init: float | None = None
-    max_iter: int = 100
+    max_iter: int = 200
     early_stopping: bool = False
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import statistics
 import time
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lpom import losses, methods
+from lpom.experiments.memory import LiveTensors
 from lpom.methods import Batch, Method, Problem
 from lpom.network import Lifted, mlp
 
@@ -104,40 +101,6 @@ class _Runner:
         """Most bytes of tensors made by a step alive at once, gradients from before freed."""
         for parameter in self.problem.network.parameters:
             parameter.grad = None
-        live = _LiveTensors()
-        with live:
+        with LiveTensors() as live:
             self.step()
         return live.peak
-
-
-class _LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of all storages that operations make, until they are freed."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.held = self.peak = 0
-        self._known: dict[int, weakref.ref[Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
-        made = func(*args, **(kwargs or {}))
-        for tensor in _tensors(made):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in given | self._known.keys():
-                self._hold(storage.data_ptr(), storage)
-        return made
-
-    def _hold(self, address: int, storage: torch.UntypedStorage) -> None:
-        size = storage.nbytes()
-        self.held += size
-        self.peak = max(self.peak, self.held)
-
-        def free(_: Any) -> None:
-            self.held -= size
-            del self._known[address]
-
-        self._known[address] = weakref.ref(storage, free)
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -22,20 +22,20 @@ class Features:
 
     Attributes
     ----------
+    columns : names
+        All columns of the training table in their order; those in none of the others are ignored.
     numbers : name -> (mean, scale)
         Enter as ``(x - mean) / scale``.
     flags : names
         True enters as 1, false as 0.
     categories : name -> values
         1 for the value that is there, 0 for the others.
-    ignored : names
-        Columns that may be in a table and are not looked at.
     """
 
+    columns: tuple[str, ...]
     numbers: dict[str, tuple[float, float]]
     flags: tuple[str, ...] = ()
     categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    ignored: tuple[str, ...] = ()
 
     @classmethod
     def fit(
@@ -45,9 +45,10 @@ class Features:
 
         Means and standard deviations are theirs; categories are those of the whole table, so that
         none is unknown in the rows held back. A column in which ``rows`` all hold one value has
-        nothing to teach and joins the ignored ones.
+        nothing to teach and is ignored too.
         """
         frame = _named(frame)
+        columns = tuple(frame.columns)
         ignored = list(ignored)
         for name in ignored:
             if name not in frame.columns:
@@ -62,19 +63,17 @@ class Features:
         ]
         flags = tuple(name for name in varied if kind(frame[name]) == "flag")
         categories = {name: _categories(frame[name]) for name in varied if name not in flags}
-        used = {*numbers, *flags, *categories}
-        if not used:
+        if not (numbers or flags or categories):
             raise DataError(
                 "no column differs from row to row, so there is nothing to learn from: got "
                 f"{listed(frame.columns)}."
             )
-        ignored += [name for name in frame.columns if name not in used]
-        return cls(numbers, flags, categories, tuple(ignored))
+        return cls(columns, numbers, flags, categories)
 
     @classmethod
     def unscaled(cls, names: Sequence[str]) -> Features:
         """Numbers that enter as they are."""
-        return cls({name: (0.0, 1.0) for name in names})
+        return cls(tuple(names), {name: (0.0, 1.0) for name in names})
 
     @property
     def names(self) -> list[str]:
@@ -102,10 +101,10 @@ class Features:
     @classmethod
     def from_json(cls, state: dict[str, Any]) -> Features:
         return cls(
+            tuple(state["columns"]),
             {name: (float(mean), float(scale)) for name, (mean, scale) in state["numbers"].items()},
             tuple(state["flags"]),
             {name: tuple(values) for name, values in state["categories"].items()},
-            tuple(state["ignored"]),
         )
 
     def _scaled(self, frame: pd.DataFrame) -> Array:
@@ -114,7 +113,7 @@ class Features:
         with np.errstate(over="ignore", invalid="ignore"):  # said in words below
             block = raw - mean
             block /= scale
-            block = block.astype(np.float32, copy=False)
+            block = np.asarray(block, dtype=np.float32)
         bad = ~np.isfinite(block)
         if bad.any():
             row, k = (int(place[0]) for place in bad.nonzero())
@@ -127,7 +126,7 @@ class Features:
 
     def _check_columns(self, columns: list[str]) -> None:
         missing = [name for name in self.names if name not in columns]
-        known = {*self.names, *self.ignored}
+        known = set(self.columns)
         extra = [name for name in columns if name not in known]
         if missing or extra:
             lacks = f"lacks {listed(missing)}" if missing else ""
@@ -163,7 +162,7 @@ def _scales(frame: pd.DataFrame, rows: Any) -> dict[str, tuple[float, float]]:
 
 def _flag(column: pd.Series) -> Array:
     texts = column.astype(str)
-    values = texts.str.lower().map(_FALSE_TRUE).to_numpy(dtype=np.float32)
+    values = np.asarray(texts.str.lower().map(_FALSE_TRUE), dtype=np.float32)
     unknown = np.flatnonzero(np.isnan(values))
     if len(unknown):
         raise DataError(

@@ -228,8 +228,8 @@ class LPOM(Method[LPOMState]):
                 state.remark(
                     "rank-deficient",
                     f"the exact weight step of layer {i} met states that are rank-deficient (batch "
-                    f"of {len(batch)}); a small ridge was added. Set ridge above 0 (0.1 serves "
-                    "most networks).",
+                    f"of {len(batch)}); their pseudo-inverse was taken. Set ridge above 0 (0.1 "
+                    "serves most networks).",
                 )
 
     def _alpha(self, network: Lifted, problem: Problem, state: LPOMState) -> list[float | Tensor]:

@@ -1,0 +1,1 @@
+"""Sub-commands of the shell that have a file of their own."""

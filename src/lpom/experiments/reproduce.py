@@ -1,0 +1,95 @@
+"""Run an experiment of the paper, role by role and seed by seed; what is finished is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lpom import datasets
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.trials import Store, Trial, run
+from lpom.history import Epoch
+
+#: Told about every epoch and every finished trial: a sentence for the user.
+Say = Callable[[str], None]
+
+
+def reproduce(
+    name: str,
+    *,
+    folder: Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    epochs: int | None = None,
+    roles: Sequence[str] | None = None,
+    networks: Sequence[tuple[int, ...]] | None = None,
+    data_dir: str | None = None,
+    say: Say = lambda sentence: None,
+) -> list[dict[str, Any]]:
+    """All records of an experiment, running what is missing. Cut, it goes on where it was."""
+    experiment = EXPERIMENTS[name]
+    store = Store(folder / f"{name}.jsonl")
+    data = datasets.load(experiment.dataset, data_dir)
+    records = []
+    for role_name, role in experiment.roles.items():
+        if roles is not None and role_name not in roles:
+            continue
+        rate = tune(experiment, role, data, store, epochs, say)
+        for hidden in networks or experiment.networks:
+            for seed in seeds:
+                trial = experiment.trial(role, hidden, seed, epochs, **rate)
+                record = run(trial, data, store, on_epoch=_follow(trial, say))
+                say(f"{role.title}, {_network(hidden)}, seed {seed}: {_outcome(record)}")
+                records.append(record)
+    return records
+
+
+def tune(
+    experiment: Experiment,
+    role: Role,
+    data: datasets.Dataset,
+    store: Store,
+    epochs: int | None = None,
+    say: Say = lambda sentence: None,
+) -> dict[str, float]:
+    """The learning rate that does best on held-out training data; none if there is no grid."""
+    if not role.grid:
+        return {}
+    scores: dict[float, float] = {}
+    for trial in tuning_trials(experiment, role, epochs):
+        record = run(trial, data, store, on_epoch=_follow(trial, say))
+        scores[trial.params["learning_rate"]] = record.get("score", 0.0)
+    best = max(scores, key=lambda rate: scores[rate])
+    shown = ", ".join(f"{rate:g}: {score:.2%}" for rate, score in scores.items())
+    say(f"{role.title}: learning rate {best:g} chosen on held-out training data ({shown})")
+    return {"learning_rate": best}
+
+
+def tuning_trials(experiment: Experiment, role: Role, epochs: int | None = None) -> Iterator[Trial]:
+    """One short run per learning rate of the grid, measured on held-out training data."""
+    length = min(experiment.tuning_epochs, epochs or experiment.tuning_epochs)
+    for rate in role.grid:
+        trial = experiment.trial(role, experiment.networks[0], 0, length, learning_rate=rate)
+        yield replace(trial, part="validation")
+
+
+def _follow(trial: Trial, say: Say) -> Callable[[Epoch], None]:
+    def follow(epoch: Epoch) -> None:
+        say(
+            f"  {trial.method} {_network(trial.hidden)} seed {trial.seed} epoch {epoch.epoch}/"
+            f"{trial.epochs}: training {epoch.score:.2%}, loss {epoch.loss:.4f}, "
+            f"{epoch.seconds:.1f} s"
+        )
+
+    return follow
+
+
+def _network(hidden: Sequence[int]) -> str:
+    return "-".join(str(width) for width in hidden)
+
+
+def _outcome(record: dict[str, Any]) -> str:
+    if "reason" in record:
+        return f"not possible: {record['reason']}"
+    return f"{record['score']:.2%} ({record['seconds']:.0f} s)"

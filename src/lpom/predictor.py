@@ -1,0 +1,76 @@
+"""A trained network together with what turns a table into its inputs and outputs into answers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import final
+
+import pandas as pd
+import torch
+from torch import nn
+
+from lpom import losses, saving
+from lpom.exceptions import ModelFileError
+from lpom.losses import Loss
+from lpom.network import Lifted
+from lpom.tables import Features, Target, target_from_json
+
+ROWS_AT_ONCE = 4096
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """Goes from a table to a table; a model file holds all of it."""
+
+    model: nn.Module
+    features: Features
+    target: Target
+    loss: Loss
+
+    @torch.no_grad()
+    def predict(self, frame: pd.DataFrame, *, probabilities: bool = False) -> pd.DataFrame:
+        """A column ``prediction``, and the probability of every class if asked for.
+
+        The target column may be there and is not looked at. A table without names, the array
+        ``X`` of an NPZ file, is taken column by column in the order of training.
+        """
+        if self.target.name not in self.features.names:
+            frame = frame.drop(columns=[self.target.name], errors="ignore")
+        columns = self.features.columns
+        if list(frame.columns) == [f"X{k}" for k in range(len(columns))]:
+            frame = frame.set_axis(columns, axis=1)
+        inputs = torch.from_numpy(self.features.encode(frame))
+        outputs = torch.cat([self.model(rows) for rows in torch.split(inputs, ROWS_AT_ONCE)])
+        return self.target.answers(outputs, self.loss, probabilities)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        metadata = {
+            "features": self.features.to_json(),
+            "target": self.target.to_json(),
+            "loss": {"name": self.loss.name, "parameters": self.loss.params()},
+        }
+        saving.save(path, self.model, metadata=metadata)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Predictor:
+        model, metadata = saving.load(path)
+        try:
+            features = Features.from_json(metadata["features"])
+            target = target_from_json(metadata["target"])
+            loss = losses.get(metadata["loss"]["name"], **metadata["loss"]["parameters"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelFileError(
+                f"{path} holds a network, but not what `lpom train` keeps beside it, the columns "
+                f"and the target of its table ({type(error).__name__}: {error}). Load it with "
+                "lpom.saving.load instead."
+            ) from error
+        network = Lifted.from_module(model)
+        if (network.n_inputs, network.n_outputs) != (features.n_inputs, target.n_outputs):
+            raise ModelFileError(
+                f"{path} holds a network with {network.n_inputs} inputs and {network.n_outputs} "
+                f"outputs for a table that makes {features.n_inputs} and {target.n_outputs}. "
+                "Take the original file, or train again."
+            )
+        return cls(model, features, target, loss)

@@ -1,0 +1,237 @@
+"""Train a table or a data set of a known name, and keep the run in a folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+import lpom
+from lpom import losses, methods, plots
+from lpom.exceptions import ModelFileError
+from lpom.files import write_atomically
+from lpom.history import History
+from lpom.methods import Method
+from lpom.network import mlp
+from lpom.predictor import Predictor
+from lpom.preparation import Prepared
+from lpom.training import Result, evaluate, fit
+
+MODEL, CONFIG, HISTORY, CURVES = FILES = (
+    "model.safetensors",
+    "config.json",
+    "history.jsonl",
+    "curves.png",
+)
+_REGRESSION_LOSSES = ("squared", "huber")
+
+
+@final
+@dataclass(frozen=True)
+class Settings:
+    """How to train; None leaves a choice to the size of the data."""
+
+    hidden: tuple[int, ...] = (300, 100)
+    activation: str = "relu"
+    output_activation: str = "identity"
+    method: str | Method[Any] = "lpom"
+    loss: str = "auto"
+    epochs: int | None = None
+    batch_size: int | None = None
+    seed: int = 0
+    device: str = "auto"
+
+    def planned(self, n: int) -> tuple[int | None, int]:
+        """Batch size (None: all rows) and epochs for ``n`` rows to train on.
+
+        Small tables get small batches, and epochs enough for about 2000 steps.
+        """
+        if methods.get(self.method).full_batch:
+            if self.batch_size is not None:
+                name = methods.get(self.method).name
+                raise ValueError(
+                    f"method {name!r} takes all rows in every step; leave the batch size out."
+                )
+            return None, 100 if self.epochs is None else self.epochs
+        small = 32 if n < 10_000 else 100
+        batch = min(n, small) if self.batch_size is None else self.batch_size
+        enough = min(max(round(2000 * batch / n), 10), 100)
+        return batch, enough if self.epochs is None else self.epochs
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A trained predictor, its history, and ``config``: every setting, versions and results."""
+
+    predictor: Predictor
+    history: History
+    config: dict[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write the four files of a run, each whole or not at all."""
+        self.predictor.save(folder / MODEL)
+        self.history.to_jsonl(folder / HISTORY)
+        plots.curves(self.history, folder / CURVES)
+        config = json.dumps(self.config, indent=2, ensure_ascii=False, default=str)
+        write_atomically(folder / CONFIG, (config + "\n").encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """The run that :meth:`write` left in a folder."""
+        _check_folder(folder)
+        try:
+            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            history = History.from_jsonl(folder / HISTORY)
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise ModelFileError(
+                f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
+                f"({error}). Train again."
+            ) from error
+        return cls(Predictor.load(folder / MODEL), history, config)
+
+
+def read_predictor(run: Path) -> Predictor:
+    """What predicts, from the folder of a run or from a model file by itself."""
+    if run.is_file():
+        return Predictor.load(run)
+    _check_folder(run)
+    return Predictor.load(run / MODEL)
+
+
+def train(data: Prepared, settings: Settings, *, progress: bool | None = None) -> Run:
+    """Train on the training rows, watch the validation rows, measure the test rows once."""
+    method = methods.get(settings.method)
+    _check_loss(settings.loss, data)
+    device = _device(settings.device)
+    batch_size, epochs = settings.planned(len(data.train[0]))
+    sizes = [data.features.n_inputs, *settings.hidden, data.target.n_outputs]
+    model = mlp(sizes, settings.activation, settings.output_activation, seed=settings.seed)
+    started = datetime.now(UTC)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
+        result = fit(
+            model,
+            *data.train,
+            method=method,
+            loss=settings.loss,
+            epochs=epochs,
+            batch_size=batch_size,
+            validation_data=data.validation,
+            seed=settings.seed,
+            device=device,
+            progress=progress,
+        )
+    scores = {
+        part: dict(
+            zip(("loss", "score"), evaluate(model, *rows, loss=result.task.loss), strict=True)
+        )
+        for part, rows in data.parts().items()
+    }
+    config = {
+        "data": data.describe(),
+        "network": {
+            "sizes": sizes,
+            "activation": settings.activation,
+            "output_activation": settings.output_activation,
+        },
+        "method": {"name": method.name, **method.get_params(deep=False)},
+        "loss": {"name": result.task.loss.name, **result.task.loss.params()},
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "seed": settings.seed,
+        "device": str(device),
+        "status": result.status,
+        "metric": result.task.metric,
+        "results": scores,
+        "timing": _timing(result, len(data.train[0]), started),
+        "versions": {
+            "lpom": lpom.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    predictor = Predictor(model.cpu(), data.features, data.target, result.task.loss)
+    return Run(predictor, result.history, config)
+
+
+@contextmanager
+def run_folder(out: Path | None, name: str, *, force: bool = False) -> Iterator[Path]:
+    """A folder to write a run to: ``out``, or the next free ``runs/<name>-<n>``.
+
+    It is made before training, so that a folder nobody can write to is noticed in time, and taken
+    away again if nothing was written to it.
+    """
+    folder = _next_free(name) if out is None else out
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; expected a folder for the run. Name another one.")
+    there = [file for file in FILES if (folder / file).exists()]
+    if there and not force:
+        raise ValueError(
+            f"{folder} already holds a run ({', '.join(there)}). Name another folder, or say "
+            "--force to write over it."
+        )
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=out is not None)
+    try:
+        yield folder
+    finally:
+        for path in made:
+            if not any(path.iterdir()):
+                path.rmdir()
+
+
+def _next_free(name: str) -> Path:
+    folders = (Path("runs") / f"{name}-{n}" for n in count(1))
+    return next(folder for folder in folders if not folder.exists())
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / MODEL).is_file():
+        what = "has no model.safetensors in it" if folder.is_dir() else "does not exist"
+        raise ModelFileError(
+            f"{folder} {what}; expected the folder of a run, as `lpom train` prints it."
+        )
+
+
+def _check_loss(loss: str, data: Prepared) -> None:
+    name = losses.get(loss).name if loss != "auto" else loss
+    if data.target.task == "regression" and name not in ("auto", *_REGRESSION_LOSSES):
+        raise ValueError(
+            f"the loss {name!r} is for classes, and {data.target.name!r} is a number; take "
+            f"{' or '.join(map(repr, _REGRESSION_LOSSES))}, or --task classification."
+        )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch raises either
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"there is no device {name!r} here ({reason}). Take 'cpu', 'auto', or one that torch "
+            "can use, e.g. 'cuda:0'."
+        ) from error
+
+
+def _timing(result: Result, n: int, started: datetime) -> dict[str, Any]:
+    seconds = result.training_seconds
+    return {
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": result.seconds,
+        "training_seconds": seconds,
+        "samples_per_second": n * len(result.history) / seconds if seconds else None,
+    }
