@@ -69,6 +69,20 @@ class Settings:
         return batch, enough if self.epochs is None else self.epochs
 
 
+def configure(method: str, **settings: Any) -> Method[Any]:
+    """A method by name with settings; those that are None keep their defaults."""
+    made = methods.get(method)
+    known = made.get_params(deep=False)
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"method {method!r} has no setting {name!r}; it has {', '.join(known)}."
+            )
+    made.set_params(**given)
+    return made
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Run:

@@ -1,1 +1,1 @@
-"""Sub-commands of the shell that have a file of their own."""
+"""Sub-commands of the shell command ``lpom``, one module each."""

@@ -6,11 +6,13 @@ trial that was cut goes on from its last finished epoch.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,10 +26,11 @@ from torch import Tensor, nn
 
 from lpom import __version__, activations, methods
 from lpom.datasets import Dataset
-from lpom.exceptions import LPOMError
+from lpom.exceptions import ConvergenceWarning, LPOMError
+from lpom.experiments.memory import peak_bytes
 from lpom.files import write_atomically
 from lpom.history import Epoch
-from lpom.methods import Problem
+from lpom.methods import Batch, Method, Problem
 from lpom.network import Lifted, mlp
 from lpom.tasks import Task
 from lpom.training import evaluate, fit
@@ -97,25 +100,34 @@ def run(
     store: Store,
     *,
     on_epoch: Callable[[Epoch], None] = lambda epoch: None,
+    closely: bool = False,
 ) -> dict[str, Any]:
     """The record of a trial: from the store, or by running what of it is missing.
 
-    A method that can't do the task gives a record with its ``reason`` instead of results.
+    A method that can't do the task gives a record with its ``reason`` instead of results. What a
+    method has to say about its run is kept as ``remarks``. Watched ``closely``, the rows to
+    measure on are measured after every epoch, and ``peak_bytes`` is what a step takes.
     """
     found = store.find(trial)
     if found is not None:
         return found
     record: dict[str, Any] = {"key": trial.key, **asdict(trial), "machine": machine()}
-    try:
-        record |= _train(trial, data, store.path.parent / "unfinished", on_epoch)
-    except (ValueError, LPOMError) as error:
-        record["reason"] = str(error)
+    cut = store.path.parent / "unfinished" / f"{trial.key}.safetensors"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            record |= _train(trial, data, cut, on_epoch, closely)
+        except (ValueError, LPOMError) as error:
+            record["reason"] = str(error)
+    remarks = [str(s.message) for s in said if issubclass(s.category, ConvergenceWarning)]
+    record["remarks"] = list(dict.fromkeys(remarks))
     store.add(record)
+    cut.unlink(missing_ok=True)
     return record
 
 
 def _train(
-    trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None]
+    trial: Trial, data: Dataset, cut: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
     (X, y), (X_test, y_test) = parts(data, trial.part)
     n_outputs = len(data.classes) or 1
@@ -124,13 +136,17 @@ def _train(
     model = mlp(sizes, trial.activation, output, seed=trial.seed)
     method = methods.get(trial.method)
     method.set_params(**trial.params)
+    task = Task.infer(y, n_outputs, trial.loss)
+    size = min(trial.batch_size, len(X))
+    more: dict[str, Any] = {}
+    if closely:
+        rows = slice(None) if method.full_batch else slice(size)
+        more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
-    cut = folder / f"{trial.key}.safetensors"
     curve, tensors = _read_cut(cut)
     state = None
     if curve:
         model.load_state_dict(_under("model.", tensors))
-        task = Task.infer(y, n_outputs, trial.loss)
         state = method.init(Problem(Lifted.from_module(model), task.loss))
         state.load_tensors(_under("state.", tensors))
     for epoch in range(len(curve), trial.epochs):
@@ -141,7 +157,8 @@ def _train(
             method=method,
             loss=trial.loss,
             epochs=1,
-            batch_size=min(trial.batch_size, len(X)),
+            batch_size=size,
+            validation_data=(X_test, y_test) if closely else None,
             seed=100_003 * trial.seed + epoch,  # the same batches for every method
             state=state,
             span=(epoch / trial.epochs, (epoch + 1) / trial.epochs),
@@ -156,7 +173,6 @@ def _train(
         if epoch + 1 < trial.epochs:
             _write_cut(cut, model, state.tensors(), curve)
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
-    cut.unlink(missing_ok=True)
     return {
         "loss_value": loss,
         "score": score,
@@ -164,7 +180,15 @@ def _train(
         "seconds": sum(epoch.seconds for epoch in curve),
         "curve": [asdict(epoch) for epoch in curve],
         "notes": data.notes,
+        **more,
     }
+
+
+def _peak_bytes(
+    method: Method[Any], model: nn.Module, task: Task, inputs: Tensor, y: Tensor
+) -> int:
+    problem = Problem(Lifted.from_module(copy.deepcopy(model)), task.loss)
+    return peak_bytes(method, problem, Batch(inputs, task.target(y).to(inputs)))
 
 
 def parts(data: Dataset, part: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:

@@ -1,0 +1,60 @@
+"""``lpom info``: what a run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lpom.commands.show import results_table
+from lpom.exceptions import ModelFileError
+from lpom.runs import Run
+
+
+def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
+    """Show the network, data, method, settings and results of a run; checks its model file."""
+    kept = Run.read(run)
+    try:
+        facts, results = _facts(kept), results_table(kept.config)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
+        ) from error
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    console.print(table)
+    console.print(results)
+
+
+def _facts(run: Run) -> dict[str, str]:
+    config, data, network = run.config, run.config["data"], run.config["network"]
+    target, features = run.predictor.target, run.predictor.features
+    n_weights = sum(parameter.numel() for parameter in run.predictor.model.parameters())
+    method = dict(config["method"])
+    timing, versions = config["timing"], config["versions"]
+    return {
+        "data": f"{data['name']} ({data['notes']})",
+        "inputs": f"{features.n_inputs}, from {len(features.names)} of {data['columns']} columns",
+        "target": f"{data['target']}: {target.task}, {target.n_outputs} outputs",
+        "network": f"{'-'.join(map(str, network['sizes']))}, {network['activation']}, "
+        f"{network['output_activation']} output; {n_weights:,} weights",
+        "method": f"{method.pop('name')} ({_settings(method)})",
+        "loss": config["loss"]["name"],
+        "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "
+        f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}; "
+        f"{config['status']}",
+        "started": timing["started"],
+        "versions": _settings(versions, " "),
+    }
+
+
+def _settings(values: dict[str, Any], sign: str = "=") -> str:
+    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())
