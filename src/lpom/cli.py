@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 import lpom
+from lpom.commands import bench
+from lpom.commands.compare import compare
 from lpom.commands.info import info
 from lpom.commands.lists import list_activations, list_methods
 from lpom.commands.predict import predict
+from lpom.commands.report import report
 from lpom.commands.train import train
 from lpom.exceptions import LPOMError
 
@@ -27,6 +30,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "predict": predict,
     "info": info,
+    "report": report,
+    "compare": compare,
     "methods": list_methods,
     "activations": list_activations,
 }
@@ -58,6 +63,7 @@ app = typer.Typer(
 )
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
@@ -86,7 +92,14 @@ def _sentence(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
     typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
 
 

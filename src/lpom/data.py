@@ -59,12 +59,12 @@ class Arrays(Source):
         self.steps = -(-n // self.batch_size)
 
     def epoch(self) -> Iterator[Batch]:
+        if self.steps == 1:
+            yield Batch(self._rows(slice(None)), self.target, self.weight, whole=True)
+            return
         order = None
         if self.generator is not None:
             order = torch.randperm(self.n, generator=self.generator)
-        elif self.steps == 1:
-            yield Batch(self._rows(slice(None)), self.target, self.weight)
-            return
         for start in range(0, self.n, self.batch_size):
             stop = min(start + self.batch_size, self.n)
             rows: Any = slice(start, stop) if order is None else order[start:stop]
@@ -101,6 +101,7 @@ class Loader(Source):
                 X.to(self.like),
                 self.task.target(y).to(self.like),
                 check_weight(weight[0], len(X)).to(self.like) if weight else None,
+                whole=self.steps == 1,
             )
 
 

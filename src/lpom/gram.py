@@ -103,13 +103,13 @@ class IndependentRows(Gram):
 def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
     r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
 
-    The ridge is relative: :math:`\lambda = ridge \cdot \|A\|_F^2 / \min(m, n)`, so one default
-    serves layers of every scale. Row weights are folded into ``A`` as their square roots, and
+    The ridge is relative, :math:`\lambda = ridge \cdot \|A\|_F^2 / n`, so one default serves layers
+    of every scale, and a row that stands twice counts as one with weight two. Row weights are folded into ``A`` as their square roots, and
     the caller scales its right-hand sides alike.
     """
     if weight is not None:
         A = weight.sqrt()[:, None] * A
-    strength = ridge * A.square().sum() / min(A.shape)
+    strength = ridge * A.square().sum() / A.shape[1]
     if len(A) > A.shape[1]:
         return Columns(A, strength)
     rows = Rows(A, strength)

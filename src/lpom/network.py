@@ -110,7 +110,8 @@ def mlp(
     hidden, last = activations.get(activation), activations.get(output)
     modules: list[nn.Module] = []
     for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
-        linear = nn.Linear(int(n_in), int(n_out), dtype=dtype)
+        # without torch's own start, which would draw from the global generator
+        linear = nn.utils.skip_init(nn.Linear, int(n_in), int(n_out), dtype=dtype)  # type: ignore[no-untyped-call]
         act = last if i == len(sizes) - 2 else hidden
         gain = 1.0 if act.jumps else 1.0 / act.lipschitz
         nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from lpom.files import write_atomically
 from lpom.history import History
@@ -23,12 +24,16 @@ def curves(history: History, path: str | os.PathLike[str]) -> None:
     """Loss, accuracy or R2, and the gap of every layer, epoch by epoch, as a PNG file."""
     with_gaps = any(epoch.gaps for epoch in history)
     panels = 3 if with_gaps else 2
-    figure = Figure(figsize=(4.2 * panels, 3.4), dpi=150, layout="constrained")
+    layout = ConstrainedLayoutEngine(wspace=0.06)
+    figure = Figure(figsize=(4.4 * panels, 3.4), dpi=150, layout=layout)
     axes = figure.subplots(1, panels)
-    _panel(axes[0], history, "loss", "loss")
+    _panel(axes[0], history, "loss", "loss per sample")
+    losses = [v for name in ("loss", "validation_loss") for v in history.column(name) if v]
+    if losses and 0 < 10 * min(losses) < max(losses):
+        axes[0].set_yscale("log")
     _panel(axes[1], history, "score", "R²" if history.metric == "r2" else history.metric)
     if history.metric != "r2":
-        axes[1].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes[1].yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g} %")
     if with_gaps:
         _gaps(axes[2], history)
     picture = io.BytesIO()
@@ -55,7 +60,8 @@ def _gaps(axes: Axes, history: History) -> None:
         # a gap of exactly zero has no place on a logarithmic axis
         values = [epoch.gaps[i] if epoch.gaps[i] > 0 else math.nan for epoch in history]
         shade = _between("#9fc8e8", "#08306b", i / max(layers - 1, 1))
-        _line(axes, values, f"layer {i + 1}", shade, "-")
+        end = " (output)" if i == layers - 1 else ""
+        _line(axes, values, f"layer {i + 1}{end}", shade, "-")
     axes.set_yscale("log")
     _dress(axes, "gap per sample")
 
@@ -63,7 +69,7 @@ def _gaps(axes: Axes, history: History) -> None:
 def _line(axes: Axes, values: Sequence[float], name: str, color: str, style: str) -> None:
     marker = "o" if len(values) <= 12 else ""
     epochs = range(1, len(values) + 1)
-    axes.plot(epochs, values, style, color=color, label=name, marker=marker, markersize=4)
+    axes.plot(epochs, values, style, color=color, label=name, marker=marker, ms=4, lw=1.6)
 
 
 def _dress(axes: Axes, title: str) -> None:

@@ -15,6 +15,7 @@ from lpom.exceptions import ModelFileError
 from lpom.losses import Loss
 from lpom.network import Lifted
 from lpom.tables import Features, Target, target_from_json
+from lpom.tables.columns import Array
 
 ROWS_AT_ONCE = 4096
 
@@ -29,7 +30,6 @@ class Predictor:
     target: Target
     loss: Loss
 
-    @torch.no_grad()
     def predict(self, frame: pd.DataFrame, *, probabilities: bool = False) -> pd.DataFrame:
         """A column ``prediction``, and the probability of every class if asked for.
 
@@ -41,8 +41,13 @@ class Predictor:
         columns = self.features.columns
         if list(frame.columns) == [f"X{k}" for k in range(len(columns))]:
             frame = frame.set_axis(columns, axis=1)
-        inputs = torch.from_numpy(self.features.encode(frame))
-        outputs = torch.cat([self.model(rows) for rows in torch.split(inputs, ROWS_AT_ONCE)])
+        return self.answers(self.features.encode(frame), probabilities=probabilities)
+
+    @torch.no_grad()
+    def answers(self, inputs: Array, *, probabilities: bool = False) -> pd.DataFrame:
+        """The same, for inputs that are encoded already."""
+        parts = torch.split(torch.from_numpy(inputs), ROWS_AT_ONCE)
+        outputs = torch.cat([self.model(rows) for rows in parts])
         return self.target.answers(outputs, self.loss, probabilities)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -34,6 +34,7 @@ class Prepared:
     validation: Part | None
     test: Part
     notes: str
+    source: dict[str, Any]  # what `prepare` takes, besides seed and data_dir, to make it again
 
     def parts(self) -> dict[str, Part]:
         held = {} if self.validation is None else {"validation": self.validation}
@@ -47,6 +48,7 @@ class Prepared:
             "columns": len(self.features.columns),
             "rows": {part: len(X) for part, (X, _) in self.parts().items()},
             "notes": self.notes,
+            "source": self.source,
         }
 
 
@@ -109,6 +111,7 @@ def _from_dataset(data: datasets.Dataset, rng: np.random.Generator) -> Prepared:
         (X[watched], y_train[watched]) if len(watched) else None,
         (features.encode(test), y_test),
         data.notes,
+        {"data": data.name},
     )
 
 
@@ -156,4 +159,11 @@ def _from_file(
         (X[watched], y[watched]) if len(watched) else None,
         (X[tested], y[tested]),
         f"{path}; {kind} split, {fraction:.0%} of the rows held back as a test.",
+        {
+            "data": str(path),
+            "target": target.name,
+            "task": target.task,
+            "ignore": list(ignore),
+            "test_fraction": fraction,
+        },
     )

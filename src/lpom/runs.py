@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from lpom.methods import Method
 from lpom.network import mlp
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
-from lpom.training import Result, evaluate, fit
+from lpom.training import Callback, EarlyStopping, Result, evaluate, fit
 
 MODEL, CONFIG, HISTORY, CURVES = FILES = (
     "model.safetensors",
@@ -123,14 +123,27 @@ def read_predictor(run: Path) -> Predictor:
     return Predictor.load(run / MODEL)
 
 
-def train(data: Prepared, settings: Settings, *, progress: bool | None = None) -> Run:
-    """Train on the training rows, watch the validation rows, measure the test rows once."""
+def train(
+    data: Prepared,
+    settings: Settings,
+    *,
+    progress: bool | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Train on the training rows, watch the validation rows, measure the test rows once.
+
+    A regression keeps the weights of the epoch with the best R2 on the validation rows: small
+    tables of numbers are soon overfitted. Accuracy is too coarse on few rows to choose by, so a
+    classification keeps the last.
+    """
     method = methods.get(settings.method)
     _check_loss(settings.loss, data)
     device = _device(settings.device)
     batch_size, epochs = settings.planned(len(data.train[0]))
     sizes = [data.features.n_inputs, *settings.hidden, data.target.n_outputs]
     model = mlp(sizes, settings.activation, settings.output_activation, seed=settings.seed)
+    watched = data.target.task == "regression" and data.validation is not None
+    keep_best = EarlyStopping(patience=epochs) if watched else False  # never stops, only chooses
     started = datetime.now(UTC)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
@@ -144,8 +157,11 @@ def train(data: Prepared, settings: Settings, *, progress: bool | None = None) -
             validation_data=data.validation,
             seed=settings.seed,
             device=device,
+            early_stopping=keep_best,
             progress=progress,
+            callbacks=callbacks,
         )
+    chosen = bool(keep_best) and result.status != "interrupted"
     scores = {
         part: dict(
             zip(("loss", "score"), evaluate(model, *rows, loss=result.task.loss), strict=True)
@@ -166,6 +182,7 @@ def train(data: Prepared, settings: Settings, *, progress: bool | None = None) -
         "seed": settings.seed,
         "device": str(device),
         "status": result.status,
+        "weights": "of the best validation epoch" if chosen else "as they were at the end",
         "metric": result.task.metric,
         "results": scores,
         "timing": _timing(result, len(data.train[0]), started),

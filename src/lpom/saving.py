@@ -1,8 +1,8 @@
 """Model files: a network and what belongs to it in one ``.safetensors`` file, without pickle.
 
 Weights are the tensors ``layers.0.weight``, ``layers.0.bias``, ...; the header holds the
-architecture, the caller's metadata and a checksum of everything, as JSON. A file that was cut off
-or changed is refused. (A checksum notices damage; it does not say who wrote the file.)
+architecture, the caller's metadata and a checksum of everything, as one JSON text. A file that was
+cut off or changed is refused. (A checksum notices damage; it does not say who wrote the file.)
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.network import Lifted
 
-FORMAT = "lpom-model"
-FORMAT_VERSION = "1"
+FORMAT = "lpom"  # the key of the metadata
+FORMAT_VERSION = 1
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 }
-_KEYS = ("format", "format_version", "lpom_version", "architecture", "metadata", "sha256")
+_KINDS = {"lpom_version": str, "architecture": list, "metadata": dict, "sha256": str}
 
 
 def save(
@@ -60,14 +60,14 @@ def save(
     architecture, tensors = _describe(model)
     _check_finite(tensors, "the model")
     header = {
-        "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "lpom_version": lpom.__version__,
-        "architecture": json.dumps(architecture, allow_nan=False),
-        "metadata": json.dumps(dict(metadata or {}), allow_nan=False),
+        "architecture": architecture,
+        "metadata": dict(metadata or {}),
     }
     header["sha256"] = _checksum(tensors, header)
-    write_atomically(Path(path), safetensors.torch.save(tensors, metadata=header))
+    text = json.dumps(header, allow_nan=False)
+    write_atomically(Path(path), safetensors.torch.save(tensors, metadata={FORMAT: text}))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
@@ -88,9 +88,9 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
             f"{path} was changed after it was written: its checksum does not match its contents. "
             "Take the original file, or train again."
         )
-    model = _build(path, _json(path, header, "architecture", list), tensors)
+    model = _build(path, header["architecture"], tensors)
     _check_finite(tensors, str(path))
-    return model, _json(path, header, "metadata", dict)
+    return model, header["metadata"]
 
 
 def _describe(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -115,7 +115,7 @@ def _describe(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tensor]
     return architecture, tensors
 
 
-def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
     """SHA-256 over the header (but for the checksum itself) and every tensor."""
     digest = hashlib.sha256()
     rest = {key: value for key, value in header.items() if key != "sha256"}
@@ -136,7 +136,7 @@ def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
             )
 
 
-def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
     size = int.from_bytes(content[:8], "little")  # a safetensors file: size of header, header
     try:
         tensors = safetensors.torch.load(content)
@@ -146,38 +146,31 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, str]
             f"{path} {state} ({error}). Expected a model.safetensors file that lpom wrote: copy "
             "it again, or train again."
         ) from error
-    header: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
-    return tensors, header
-
-
-def _check_header(path: Path, header: Mapping[str, str]) -> None:
-    if header.get("format") != FORMAT:
+    texts = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    if FORMAT not in texts:
         raise ModelFileError(
-            f"{path} is a safetensors file, but no model of lpom: its metadata has no "
-            f"'format': '{FORMAT}'. Expected a file that `lpom train` or lpom.saving.save wrote."
+            f"{path} is a safetensors file, but no model of lpom: its metadata has no {FORMAT!r}. "
+            "Expected a file that `lpom train` or lpom.saving.save wrote."
         )
+    try:
+        return tensors, dict(json.loads(texts[FORMAT]))
+    except (TypeError, ValueError) as error:
+        raise ModelFileError(f"{path} holds metadata that are no JSON ({error}).") from error
+
+
+def _check_header(path: Path, header: Mapping[str, Any]) -> None:
     if header.get("format_version") != FORMAT_VERSION:
         raise ModelFileError(
             f"{path} has format version {header.get('format_version')!r}, and lpom "
-            f"{lpom.__version__} reads version {FORMAT_VERSION!r}. It was written by lpom "
+            f"{lpom.__version__} reads version {FORMAT_VERSION}. It was written by lpom "
             f"{header.get('lpom_version', 'of unknown version')}: install that version."
         )
-    missing = [key for key in _KEYS if key not in header]
-    if missing:
-        raise ModelFileError(
-            f"{path} lacks {', '.join(map(repr, missing))} in its metadata. It was changed after "
-            "it was written: take the original file, or train again."
-        )
-
-
-def _json(path: Path, header: Mapping[str, str], key: str, kind: type) -> Any:
-    try:
-        value = json.loads(header[key])
-    except ValueError as error:
-        raise ModelFileError(f"{path} holds {key} that is no JSON ({error}).") from error
-    if not isinstance(value, kind):
-        raise ModelFileError(f"{path} should hold its {key} as a JSON {kind.__name__}.")
-    return value
+    for key, kind in _KINDS.items():
+        if not isinstance(header.get(key), kind):
+            raise ModelFileError(
+                f"{path} lacks {key!r}, a JSON {kind.__name__}, in its metadata. It was changed "
+                "after it was written: take the original file, or train again."
+            )
 
 
 def _build(path: Path, architecture: list[Any], tensors: dict[str, Tensor]) -> nn.Sequential:

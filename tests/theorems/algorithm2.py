@@ -50,13 +50,14 @@ class Fit:
     def metric(self, ridge: float) -> Tensor:
         """``A^T A + lambda I``, rows weighted, lambda relative to the size of A."""
         weighted = self.row_weights.sqrt() * self.A
-        lam = ridge * weighted.square().sum() / min(weighted.shape)
+        lam = ridge * weighted.square().sum() / weighted.shape[1]
         return weighted.T @ weighted + lam * torch.eye(self.A.shape[1]).double()
 
     def pseudo_inverse(self, ridge: float) -> Tensor:
         """What takes a residual to the least squares change of the weights, (n, m)."""
         if ridge:
-            return torch.linalg.inv(self.metric(ridge)) @ (self.row_weights * self.A).T
+            inverse = torch.linalg.pinv(self.metric(ridge), hermitian=True)  # zero for A = 0
+            return inverse @ (self.row_weights * self.A).T
         root = self.row_weights.sqrt()
         return torch.linalg.pinv(root * self.A) * root.T
 

@@ -69,9 +69,7 @@ class Case:
     def states(self, P: Sequence[Tensor]) -> list[Tensor]:
         return [self.inputs, *(self.phi(i, p) for i, p in enumerate(P))]
 
-    def at(
-        self, P: Sequence[Tensor], alpha: Sequence[float | Tensor] | None = None
-    ) -> BatchStates:
+    def at(self, P: Sequence[Tensor], alpha: Sequence[float | Tensor] | None = None) -> BatchStates:
         """The library's states, put at ``X[i + 1] = phi_i(P[i])`` instead of feed-forward."""
         states = BatchStates(self.network, self.loss, self.target, self.inputs, self.mu, alpha)
         states.P, states.X = list(P), self.states(P)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -46,7 +48,7 @@ def list_activations() -> None:
     _print(("activation", "phi(z)", "range", "Lipschitz", "jumps"), rows)
 
 
-def _print(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     table = Table()
     for column in columns:
         table.add_column(column, no_wrap=column == columns[0])

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from lpom import datasets, methods, runs
+from lpom import methods, runs
+from lpom.commands import options
 from lpom.commands.show import results_table
-from lpom.preparation import TEST_FRACTION, Prepared, prepare
+from lpom.preparation import Prepared, prepare
 from lpom.runs import Run, Settings, configure, run_folder
+from lpom.tensorboard import TensorBoard
 
 
 def train(
-    data: Annotated[
-        str, typer.Argument(help=f"A CSV, Parquet or NPZ file, or {', '.join(datasets.names())}.")
-    ] = "digits",
-    target: Annotated[str | None, typer.Option(help="Column of a file to predict.")] = None,
-    task: Annotated[
-        str | None, typer.Option(help="classification or regression; else the target tells.")
-    ] = None,
-    ignore: Annotated[
-        list[str] | None, typer.Option(help="Column of a file to leave out; may be repeated.")
-    ] = None,
-    test_fraction: Annotated[
-        float | None, typer.Option(help=f"Share of a file held back as a test ({TEST_FRACTION}).")
-    ] = None,
-    hidden: Annotated[str, typer.Option(help="Widths of hidden layers, or none.")] = "300,100",
-    activation: Annotated[str, typer.Option(help="See lpom activations.")] = "relu",
-    output_activation: Annotated[str, typer.Option(help="Of the last layer.")] = "identity",
+    data: options.Data = "digits",
+    target: options.TargetColumn = None,
+    task: options.TaskName = None,
+    ignore: options.Ignored = None,
+    test_fraction: options.TestFraction = None,
+    hidden: options.Hidden = "300,100",
+    activation: options.ActivationName = "relu",
+    output_activation: options.OutputActivation = "identity",
     method: Annotated[str, typer.Option(help="See lpom methods.")] = "lpom",
     mu: Annotated[
         str | None, typer.Option(help="Weight of the gaps: a number, or one per layer, 20,20,5.")
@@ -41,27 +36,28 @@ def train(
     weights: Annotated[str | None, typer.Option(help="adaptive or exact.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     loss: Annotated[str, typer.Option(help="By default as the target needs it.")] = "auto",
-    epochs: Annotated[int | None, typer.Option(help="By default as the data need it.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="By default as the data need it.")] = None,
+    epochs: options.AsNeeded = None,
+    batch_size: options.AsNeeded = None,
     seed: Annotated[int, typer.Option(help="Of weights, batches and splits.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
-    ] = None,
+    data_dir: options.DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the run (else the next free runs/DATA-n).")
     ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Log to the folder tensorboard of the run too.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over the run in --out.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the folder and no more.")] = False,
 ) -> None:
     """Train a network on a data set or a file, and keep the run in a folder."""
     settings = Settings(
-        hidden=() if hidden == "none" else numbers("--hidden", hidden, int),
+        hidden=options.widths(hidden),
         activation=activation,
         output_activation=output_activation,
         method=configure(
             method,
-            mu=None if mu is None else _one_or_many(numbers("--mu", mu, float)),
+            mu=None if mu is None else _one_or_many(options.numbers("--mu", mu, float)),
             order=order,
             sweeps=sweeps,
             weights=weights,
@@ -85,21 +81,14 @@ def train(
             seed=seed,
         )
         console.print(escape(_header(prepared, settings)))
-        run = runs.train(prepared, settings, progress=False if quiet else None)
+        with ExitStack() as logs:
+            log = [logs.enter_context(TensorBoard(folder / "tensorboard"))] if tensorboard else []
+            run = runs.train(prepared, settings, progress=False if quiet else None, callbacks=log)
         run.write(folder)
     _report(console, run)
     typer.echo(str(folder) if quiet else f"run: {folder}")
     if run.config["status"] == "interrupted":
         raise typer.Exit(130)
-
-
-def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
-    """The numbers in a text like "300,100"."""
-    try:
-        return tuple(kind(part) for part in text.split(","))
-    except ValueError:
-        whole = "whole numbers" if kind is int else "numbers"
-        raise ValueError(f"{option} takes {whole} with commas between, got {text!r}.") from None
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:

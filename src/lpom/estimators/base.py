@@ -77,9 +77,11 @@ class BaseMLP(FittedMLP):
     def set_params(self: E, **params: Any) -> E:
         """Set parameters; ``method__mu=...`` makes a Method of a method's name first."""
         method = params.get("method", self.method)
-        if isinstance(method, str) and any(name.startswith("method__") for name in params):
-            self.method = methods.get(method)
-            params.pop("method", None)
+        inner = {name for name in params if name.startswith("method__")}
+        if inner and isinstance(method, str):
+            values = {name.removeprefix("method__"): params[name] for name in inner}
+            params = {name: value for name, value in params.items() if name not in inner}
+            params["method"] = methods.get(method).set_params(**values)
         super().set_params(**params)
         return self
 
@@ -103,7 +105,7 @@ class BaseMLP(FittedMLP):
                 "set early_stopping=False."
             )
         trained = copy(self)
-        vars(trained).update(settled)
+        trained.__dict__.update(settled)
         trained._learn(X, y, sample_weight, self._is_fitted(), partial=True)
         self.__dict__ = trained.__dict__
         return self
@@ -129,7 +131,9 @@ class BaseMLP(FittedMLP):
         targets = self._targets(y, sample_weight, goes_on or partial)
         design = self._plan(X.shape[1], targets.n_outputs)
         state: State | None = None
-        if not (goes_on and partial):
+        if goes_on and partial:
+            self._random = deepcopy(self._random)
+        else:
             self._random = check_random_state(self.random_state)
         if not goes_on:
             dtype = torch.float32 if X.dtype == np.float32 else torch.float64

@@ -131,8 +131,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             return np.hstack([1 - p, p])
         nothing = p.sum(1) == 0  # every output squeezed to zero: the largest takes it all
         p[nothing, outputs.numpy()[nothing].argmax(1)] = 1
-        total: NDArray[Any] = p.sum(1, keepdims=True)
-        return p / total
+        p /= p.sum(1, keepdims=True)
+        return p
 
     def predict_log_proba(self, X: Any) -> NDArray[Any]:
         """Logarithms of :meth:`predict_proba`."""
@@ -176,7 +176,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             self.classes_ = unique_labels(y)
         elif "classes_" not in vars(self):
             raise ValueError("the first call of partial_fit needs classes, all that will come.")
-        if unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
+        elif unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
             raise ValueError(
                 f"y holds classes that are not among those of the first call: {_listed(unseen)}; "
                 f"those were {_listed(self.classes_)}."

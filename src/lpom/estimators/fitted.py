@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.data import check_inputs, dense_rows
 from lpom.history import History
+from lpom.methods import Method
 from lpom.training import Result
 
 _ROWS = 4096  # of one forward pass; sparse rows become dense this many at a time
@@ -39,8 +40,11 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
 
     result_: Result
     history_: History
+    t_: int
     _model: nn.Sequential
     _design: Design
+    _trained_by: Method[Any]
+    _random: np.random.RandomState  # goes on from one partial_fit to the next
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -101,6 +101,7 @@ class _Runner:
         """Most bytes of tensors made by a step alive at once, gradients from before freed."""
         for parameter in self.problem.network.parameters:
             parameter.grad = None
-        with LiveTensors() as live:
+        live = LiveTensors()
+        with live:
             self.step()
         return live.peak

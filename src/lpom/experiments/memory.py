@@ -19,7 +19,8 @@ def peak_bytes(method: Method[Any], problem: Problem, batch: Batch) -> int:
     The second step is where variables that a method keeps meet those that replace them. The
     weights of ``problem`` move: give it a copy.
     """
-    with LiveTensors() as live:
+    live = LiveTensors()
+    with live:
         state = method.init(problem)
         for _ in range(2):
             method.step(problem, batch, state)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lpom import __version__, activations, methods
 from lpom.datasets import Dataset
-from lpom.exceptions import ConvergenceWarning, LPOMError
+from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.files import write_atomically
 from lpom.history import Epoch
@@ -150,20 +150,26 @@ def _train(
         state = method.init(Problem(Lifted.from_module(model), task.loss))
         state.load_tensors(_under("state.", tensors))
     for epoch in range(len(curve), trial.epochs):
-        result = fit(
-            model,
-            X,
-            y,
-            method=method,
-            loss=trial.loss,
-            epochs=1,
-            batch_size=size,
-            validation_data=(X_test, y_test) if closely else None,
-            seed=100_003 * trial.seed + epoch,  # the same batches for every method
-            state=state,
-            span=(epoch / trial.epochs, (epoch + 1) / trial.epochs),
-            progress=False,
-        )
+        try:
+            result = fit(
+                model,
+                X,
+                y,
+                method=method,
+                loss=trial.loss,
+                epochs=1,
+                batch_size=size,
+                validation_data=(X_test, y_test) if closely else None,
+                seed=100_003 * trial.seed + epoch,  # the same batches for every method
+                state=state,
+                span=(epoch / trial.epochs, (epoch + 1) / trial.epochs),
+                progress=False,
+            )
+        except DivergenceError as error:  # which knows of this one epoch only
+            raise DivergenceError(
+                f"weights became NaN or infinite in epoch {epoch + 1} of {trial.epochs}. "
+                "Take a smaller learning rate, or a larger mu or ridge."
+            ) from error
         if result.status == "interrupted":
             raise KeyboardInterrupt
         state = result.state

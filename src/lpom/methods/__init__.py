@@ -7,10 +7,12 @@ from typing import Any
 from lpom.exceptions import unknown_name
 from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
 from lpom.methods.base import Batch, Method, Problem, State
+from lpom.methods.bcd import BCD
 from lpom.methods.lpom import LPOM
+from lpom.methods.mac import MAC
 
 METHODS: dict[str, type[Method[Any]]] = {
-    method.name: method for method in (LPOM, SGD, Nesterov, Adagrad, RMSprop, Adam)
+    method.name: method for method in (LPOM, SGD, Nesterov, Adagrad, RMSprop, Adam, MAC, BCD)
 }
 
 
@@ -30,7 +32,9 @@ def names() -> list[str]:
 
 
 __all__ = [
+    "BCD",
     "LPOM",
+    "MAC",
     "METHODS",
     "SGD",
     "Adagrad",

@@ -67,8 +67,8 @@ class ADMM(Method[ADMMState]):
 
     name: ClassVar[str] = "admm"
     equation: ClassVar[str] = (
-        "loss(U_L, T) + beta/2 |U_L - Z_L + M|^2 + sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i - phi(U_i)|^2)"
-        "   (eq. 6)"
+        "loss(U_L, T) + beta/2 |U_L - Z_L + M|^2 "
+        "+ sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i+1 - phi(U_i)|^2)   (eq. 6)"
     )
     costs: ClassVar[str] = "per layer four products and two Cholesky factors; U in closed form"
     full_batch: ClassVar[bool] = True

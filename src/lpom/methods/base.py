@@ -27,11 +27,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none."""
+    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
+
+    ``whole`` says that these are all the rows there are.
+    """
 
     inputs: Tensor
     target: Tensor
     weight: Tensor | None = None
+    whole: bool = False
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -40,7 +44,8 @@ class Batch:
     def total_weight(self) -> Tensor:
         if self.weight is None:
             return self.inputs.new_tensor(float(len(self)))
-        return self.weight.sum().clamp_min(torch.finfo(self.weight.dtype).tiny)
+        total = self.weight.sum()
+        return torch.where(total > 0, total, 1)  # a batch that counts for nothing has no mean
 
 
 @dataclass

@@ -47,6 +47,8 @@ class BCD(Method[BCDState]):
     ----------
     mu : float or one per layer
         Weight of the two penalties of each layer.
+    mu_output : float, optional
+        Weight of the last layer's penalties, if it is to differ from ``mu``.
     alpha : float
         Weight of the proximal terms of states and pre-activations, relative to ``mu``.
     ridge : float
@@ -55,6 +57,7 @@ class BCD(Method[BCDState]):
     """
 
     mu: float | Sequence[float] = 1.0
+    mu_output: float | None = None
     alpha: float = 1.0
     ridge: float = 1e-3
 
@@ -68,7 +71,7 @@ class BCD(Method[BCDState]):
     def init(self, problem: Problem) -> BCDState:
         check_number("alpha", self.alpha, strict=False)
         check_number("ridge", self.ridge, strict=False)
-        return BCDState(mu=per_layer(self.mu, len(problem.network)))
+        return BCDState(mu=per_layer(self.mu, len(problem.network), self.mu_output))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: BCDState) -> None:

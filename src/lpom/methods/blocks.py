@@ -27,6 +27,7 @@ from lpom.activations import (
 from lpom.gram import cholesky
 from lpom.maps import LinearMap
 from lpom.methods.base import Batch
+from lpom.network import Lifted
 
 #: Points between which an activation is affine; one that is curved has no entry.
 _KINKS: dict[type[Activation], Callable[..., list[float]]] = {
@@ -180,6 +181,41 @@ def accelerated(
         X_old, X = X, (Y - gradient(Y) / smoothness).clamp(min=lower)
         Y = X + momentum * (X - X_old)
     return X
+
+
+def nonnegative_states(
+    map_: LinearMap, X: Tensor, V: Tensor, goal: Tensor, ratio: float, iterations: int
+) -> Tensor:
+    r""":math:`\arg\min_{X \ge 0} \|X - V\|_F^2 + ratio \|goal - A(X)\|_F^2`, from a feasible X.
+
+    A fixed number of accelerated projected gradient steps. The norm of the map is seen from
+    below, so a sample whose cost rose keeps its old row.
+    """
+    norm, _ = map_.norm(map_.start_vector(), iterations=20)
+
+    def gradient(x: Tensor) -> Tensor:
+        return x - V + ratio * map_.adjoint(map_.apply(x) - goal)
+
+    def cost(x: Tensor) -> Tensor:
+        return (x - V).square().sum(1) + ratio * (map_.apply(x) - goal).square().sum(1)
+
+    smoothness = 1 + 1.05 * ratio * norm**2
+    new = accelerated(
+        gradient, X, smoothness=smoothness, convexity=1.0, iterations=iterations, lower=0.0
+    )
+    return better(cost, X, new)
+
+
+def require_relu(network: Lifted, name: str) -> None:
+    """Raise unless hidden layers have a ReLU and the output a ReLU or nothing."""
+    for i, layer in enumerate(network):
+        allowed = ("relu", "identity") if i == len(network) - 1 else ("relu",)
+        if layer.activation.name not in allowed:
+            raise ValueError(
+                f"{name} writes a ReLU as the constraint X >= 0, so hidden layers need 'relu' and "
+                f"the output 'relu' or 'identity'; layer {i} has {layer.activation.name!r}. "
+                "Take method='lpom', which trains any activation that never decreases."
+            )
 
 
 def slope(activation: Activation, z: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom.methods.base import State, check_choice, check_number
+from lpom.network import Layer
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -79,3 +80,21 @@ class OptimizerState(State):
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+@torch.no_grad()
+def add_gradient(
+    layer: Layer, X: Tensor, residual: Tensor, mu: float, weight: Tensor | None, total: Tensor
+) -> None:
+    r"""Put ``mu * residual^T X``, averaged over the batch, where optimisers look.
+
+    For LPOM the residual is :math:`\phi(Z) - X_{next}`: no derivative of the activation.
+    """
+    scaled = residual * (mu / total)
+    if weight is not None:
+        scaled = scaled * weight[:, None]
+    for parameter, gradient in zip(
+        layer.map.parameters(), layer.map.weight_gradient(scaled, X), strict=True
+    ):
+        if parameter.requires_grad:
+            parameter.grad = gradient

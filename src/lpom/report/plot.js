@@ -24,15 +24,18 @@ function fill(element, attributes, children) {
   return element;
 }
 
-/** Four significant digits, or an exponent where that would be long. */
+/** Four significant digits, or three and an exponent where that would be long. */
 function short(value) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
+  if (size >= 1e5 || size < 1e-3) {
+    return Number(value.toPrecision(3)).toExponential().replace("e+", "e");
+  }
   return String(Number(value.toPrecision(4)));
 }
 
 const percent = (value) => `${Number((100 * value).toFixed(2))} %`;
+const percentOf = (decimals) => (value) => `${(100 * value).toFixed(decimals)} %`;
 
 /** Round values at equal distances that cover [low, high]. */
 function evenTicks(low, high, count, whole) {
@@ -64,7 +67,8 @@ function logTicks(low, high) {
 
 /**
  * One plot. `curves` is a list of {name, x, y, color, dash}; null in y leaves a hole.
- * Options: title, xLabel, yLabel, log, whole (x counts something), format (of y), xFormat.
+ * Options: id, title, xLabel, log, whole (x counts something), format (of y), xFormat, mark (a y
+ * to draw a line at). The x of a curve never falls.
  */
 class Plot {
   constructor(options, curves) {
@@ -127,8 +131,8 @@ class Plot {
 
   /** The ranges of both axes: what is zoomed to, or all there is. */
   ranges() {
-    const xs = this.curves.flatMap((curve) => curve.x);
-    const x = this.zoom ? this.zoom.x : [Math.min(...xs), Math.max(...xs)];
+    const x = this.zoom ? this.zoom.x : [Math.min(...this.curves.map((curve) => curve.x[0])),
+      Math.max(...this.curves.map((curve) => curve.x.at(-1)))];
     if (x[0] === x[1]) x[1] = x[0] + 1;
     if (this.zoom && this.zoom.y) return { x, y: this.zoom.y };
     let low = Infinity, high = -Infinity;
@@ -141,6 +145,9 @@ class Plot {
       });
     }
     if (low > high) [low, high] = [1, 2];
+    if (this.options.mark && !this.zoom) {
+      [low, high] = [Math.min(low, this.options.mark), Math.max(high, this.options.mark)];
+    }
     if (this.options.log) return { x, y: [low / 1.15, high * 1.15] };
     const room = 0.05 * (high - low) || Math.abs(high) * 0.05 || 1;
     const top = this.options.format === percent ? Math.max(1, high) : Infinity;
@@ -169,7 +176,7 @@ class Plot {
     this.svg.replaceChildren(
       draw("clipPath", { id: clip }, draw("rect", { ...area, y: area.y - 4, height: area.height + 8,
         x: area.x - 4, width: area.width + 8 })),
-      this.axes(x, y, width, height),
+      this.axes(x, y, height),
       draw("g", { "clip-path": `url(#${clip})` }, ...this.paths.values()),
       this.cursor,
     );
@@ -177,7 +184,7 @@ class Plot {
     this.readout.hidden = true;
   }
 
-  axes(x, y, width, height) {
+  axes(x, y, height) {
     const { area, options } = this, bottom = area.y + area.height;
     const group = draw("g", { class: "axes" });
     const yTicks = options.log ? logTicks(...y) : evenTicks(...y, area.height / 45, false);
@@ -191,6 +198,11 @@ class Plot {
     for (const tick of evenTicks(...x, area.width / 70, options.whole)) {
       group.append(draw("text", { class: "x", x: this.toX(tick), y: bottom + 16,
         "text-anchor": "middle" }, short(tick)));
+    }
+    if (options.mark >= y[0] && options.mark <= y[1]) {
+      const at = this.toY(options.mark);
+      group.append(draw("line", { class: "mark", x1: area.x, x2: area.x + area.width,
+        y1: at, y2: at }));
     }
     group.append(
       draw("line", { class: "grid", x1: area.x, x2: area.x + area.width, y1: bottom, y2: bottom }),

@@ -12,8 +12,14 @@ from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
 from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, sweep
-from lpom.methods.lpom.weights import add_gradient, exact_step
-from lpom.methods.optimizers import Factory, OptimizerState, make_optimizer, set_progress
+from lpom.methods.lpom.weights import exact_step
+from lpom.methods.optimizers import (
+    Factory,
+    OptimizerState,
+    add_gradient,
+    make_optimizer,
+    set_progress,
+)
 from lpom.network import Lifted
 from lpom.objective import Objective, evaluate, per_layer, spectral_rates
 
@@ -28,7 +34,16 @@ class LPOMState(OptimizerState):
     mu: list[float] = field(default_factory=list)
     vectors: list[Tensor] = field(default_factory=list)
     X: list[Tensor] | None = None  # states of the last batch
-    growth: Tensor | None = None  # last sweep's movement over the first's, running mean
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        kept = super().tensors()
+        vectors = {f"vector.{i}": vector for i, vector in enumerate(self.vectors)}
+        return None if kept is None else kept | vectors
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        rest = dict(tensors)
+        self.vectors = [rest.pop(f"vector.{i}", v) for i, v in enumerate(self.vectors)]
+        super().load_tensors(rest)
 
     def __getstate__(self) -> dict[str, Any]:
         """All but ``X``: copies and pickles take no data with them."""
@@ -81,7 +96,7 @@ class LPOM(Method[LPOMState]):
     tolerance: float = 0.0
     weights: str = "adaptive"
     optimizer: str | Factory = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     schedule: str = "linear"
     iterations: int = 1
     ridge: float = 0.1
@@ -147,13 +162,13 @@ class LPOM(Method[LPOMState]):
                 state.optimizer.step()
 
         if self.order == "interleaved":
-            movement = self._sweep(states, visit, optimize)
+            self._sweep(states, visit, optimize)
         else:
-            movement = self._sweep(states)
+            self._sweep(states)
             for i in range(len(states.network)):  # independent of each other
                 visit(i, states.residual(i))
             optimize()
-        self._remember(state, states, movement)
+        state.X = states.X
         return outputs if states.network is problem.network else None
 
     @torch.no_grad()
@@ -167,21 +182,14 @@ class LPOM(Method[LPOMState]):
 
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
         network = self.as_trained(problem.network, state.progress)
-        X = state.X if state.X is not None else network.feed_forward(batch.inputs)[1]
+        if self.sweeps > 1:
+            self._look_for_divergence(problem, batch, state)
+        X = state.X or network.feed_forward(batch.inputs)[1]
         return evaluate(network, problem.loss, X, batch.target, state.mu, batch.weight)
 
     def rates(self, problem: Problem, state: LPOMState) -> list[float]:
         network = self.as_trained(problem.network, state.progress)
         return spectral_rates(network, problem.loss, state.mu)[1]
-
-    def end_epoch(self, problem: Problem, state: LPOMState) -> None:
-        if state.growth is not None and bool(state.growth > 1):
-            state.remark(
-                "diverging sweep",
-                f"the sweeps over the states diverge: the last one moves them {state.growth:.3g} "
-                "times as far as the first. Take step_rule='safe', or mu that falls towards the "
-                "output.",
-            )
 
     def _feed_forward(self, problem: Problem, batch: Batch, state: LPOMState) -> BatchStates:
         network = self.as_trained(problem.network, state.progress)
@@ -193,20 +201,36 @@ class LPOM(Method[LPOMState]):
         states: BatchStates,
         visit: Visit | None = None,
         after: Callable[[], None] = lambda: None,
-    ) -> list[Tensor]:
-        """Sweep until it is enough; returns how far the states moved in each of several sweeps."""
-        movement: list[Tensor] = []
+    ) -> None:
+        """Sweep as often as allowed, or until the states hardly change."""
         for s in range(self.sweeps):
             if s > 0 and visit is not None:
                 states.refresh_all(weights_moved=True)
-            before = list(states.X)
+            before = list(states.X) if self.tolerance > 0 else None
             sweep(states, self.order, visit)
             after()
-            if self.sweeps > 1:
-                movement.append(relative_change(before, states.X))
-                if self.tolerance > 0 and bool(movement[-1] < self.tolerance):
-                    break
-        return movement
+            if before is not None and bool(relative_change(before, states.X) < self.tolerance):
+                break
+
+    @torch.no_grad()
+    def _look_for_divergence(self, problem: Problem, batch: Batch, state: LPOMState) -> None:
+        """Sweep a batch once more with the weights standing still, and see whether F falls."""
+
+        def F() -> float:
+            loss, target = problem.loss, batch.target
+            return evaluate(states.network, loss, states.X, target, state.mu, batch.weight).total
+
+        states = self._feed_forward(problem, batch, state)
+        before = F()
+        self._sweep(states)
+        after = F()
+        if after > before:
+            state.remark(
+                "diverging sweep",
+                f"the sweeps over the states diverge: they raise the objective of a batch from "
+                f"{before:.3g} to {after:.3g}. Take step_rule='safe', or mu that falls towards "
+                "the output.",
+            )
 
     def _update_weights(
         self, states: BatchStates, i: int, residual: Tensor, batch: Batch, state: LPOMState
@@ -259,12 +283,6 @@ class LPOM(Method[LPOMState]):
         check_number("continuation's first width", first)
         check_number("continuation's last width", last)
         return first, last
-
-    def _remember(self, state: LPOMState, states: BatchStates, movement: list[Tensor]) -> None:
-        state.X = states.X
-        if len(movement) > 1:
-            growth = movement[-1] / movement[0].clamp_min(torch.finfo(movement[0].dtype).tiny)
-            state.growth = growth if state.growth is None else 0.9 * state.growth + 0.1 * growth
 
 
 def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:

@@ -62,18 +62,3 @@ def next_theta(theta: float) -> float:
     c = 1.0 - theta
     root = (-c + math.sqrt(c * c + 4.0)) / 2.0
     return root * root
-
-
-@torch.no_grad()
-def add_gradient(
-    layer: Layer, X: Tensor, residual: Tensor, mu: float, weight: Tensor | None, total: Tensor
-) -> None:
-    r"""Put :math:`\mu (\phi(Z) - X_{next})^T X`, averaged over the batch, where optimisers look."""
-    scaled = residual * (mu / total)
-    if weight is not None:
-        scaled = scaled * weight[:, None]
-    for parameter, gradient in zip(
-        layer.map.parameters(), layer.map.weight_gradient(scaled, X), strict=True
-    ):
-        if parameter.requires_grad:
-            parameter.grad = gradient

@@ -1,0 +1,153 @@
+"""``lpom compare``: training methods beside each other."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from lpom import methods
+from lpom.commands import options
+from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset
+from lpom.experiments.compare import compare as run_comparison
+from lpom.experiments.trials import Trial
+from lpom.history import Epoch
+from lpom.preparation import prepare
+from lpom.progress import Bar
+from lpom.runs import Settings
+
+
+def compare(
+    data: options.Data,
+    chosen: Annotated[
+        str, typer.Option("--methods", help="Names with commas between, or all.")
+    ] = "lpom,adam,sgd",
+    hidden: options.Hidden = "100",
+    epochs: options.AsNeeded = None,
+    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0,1,2",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="METHOD.SETTING=VALUE, e.g. admm.beta=2; may be repeated."),
+    ] = None,
+    set_epochs: Annotated[
+        list[str] | None, typer.Option(help="METHOD=EPOCHS, e.g. admm=50; may be repeated.")
+    ] = None,
+    loss: Annotated[
+        str, typer.Option(help="One loss for all; every method can do squared.")
+    ] = "squared",
+    activation: options.ActivationName = "relu",
+    output_activation: options.OutputActivation = "identity",
+    batch_size: options.AsNeeded = None,
+    target: options.TargetColumn = None,
+    task: options.TaskName = None,
+    ignore: options.Ignored = None,
+    test_fraction: options.TestFraction = None,
+    data_dir: options.DataDir = None,
+    threads: options.Threads = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results (else comparisons/DATA).")
+    ] = None,
+) -> None:
+    """Train by several methods, from the same weights and on the same batches.
+
+    Writes results.jsonl, table.md and two pictures. What is finished is kept: the same command
+    again goes on with what is missing. A method that can't do the task is listed with its reason.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    prepared = prepare(
+        data,
+        target=target,
+        task=task,
+        ignore=tuple(ignore or ()),
+        test_fraction=test_fraction,
+        data_dir=data_dir,
+    )
+    dataset = as_dataset(prepared, data)
+    n_rows = len(dataset.x_train)
+    size, n_epochs = Settings(epochs=epochs, batch_size=batch_size).planned(n_rows)
+    plan = Comparison(
+        methods=tuple(methods.names() if chosen == "all" else chosen.split(",")),
+        hidden=options.widths(hidden),
+        activation=activation,
+        output=output_activation,
+        loss=loss,
+        epochs=n_epochs,
+        batch_size=size or n_rows,
+        seeds=options.numbers("--seeds", seeds, int),
+        settings=_settings(settings or ()),
+        epochs_of=_epochs(set_epochs or ()),
+    )
+    folder = out or Path("comparisons") / Path(data).stem
+    trials = plan.trials(dataset.name)
+    with Bar(sum(trial.epochs for trial in trials)) as bar:
+        follower = _Follower(bar, len(trials))
+        try:
+            text = run_comparison(
+                plan, dataset, folder, on_epoch=follower.epoch, on_trial=follower.trial
+            )
+        except KeyboardInterrupt:
+            typer.echo(
+                f"interrupted: {follower.finished} of {len(trials)} runs are finished and kept in "
+                f"{folder}. The same command goes on with the rest.",
+                err=True,
+            )
+            raise typer.Exit(130) from None
+    typer.echo(f"{text}\n")
+    for name in (TABLE, BY_EPOCH, BY_SECOND):
+        if (folder / name).exists():
+            typer.echo(folder / name)
+
+
+class _Follower:
+    """Moves the bar with the epochs, and says a line about every finished run."""
+
+    def __init__(self, bar: Bar, total: int) -> None:
+        self.bar, self.total = bar, total
+        self.finished = self.epochs = 0
+
+    def epoch(self, trial: Trial, epoch: Epoch) -> None:
+        what = f"{trial.method}, seed {trial.seed}, epoch {epoch.epoch}/{trial.epochs}"
+        self.bar.draw(self.epochs + epoch.epoch, what, f"test {epoch.validation_score:.4f}")
+
+    def trial(self, trial: Trial, record: dict[str, Any]) -> None:
+        self.finished += 1
+        self.epochs += trial.epochs
+        outcome = record.get("reason")
+        if outcome is None:
+            outcome = f"test {record['score']:.4f}, {record['seconds']:.1f} s"
+        line = f"[{self.finished}/{self.total}] {trial.method}, seed {trial.seed}: {outcome}"
+        typer.echo(line, err=True)
+
+
+def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    made: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        method, _, setting = name.partition(".")
+        if not (method and setting and value):
+            raise ValueError(f"--set takes METHOD.SETTING=VALUE, e.g. admm.beta=2, got {text!r}.")
+        made.setdefault(method, {})[setting] = _value(value)
+    return made
+
+
+def _value(text: str) -> Any:
+    """A number, list or truth value where the text is one, else the text."""
+    try:
+        return ast.literal_eval(text.title() if text.lower() in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _epochs(texts: Sequence[str]) -> dict[str, int]:
+    made = {}
+    for text in texts:
+        method, _, number = text.partition("=")
+        if not number.isdecimal():
+            raise ValueError(f"--set-epochs takes METHOD=EPOCHS, e.g. admm=50, got {text!r}.")
+        made[method] = int(number)
+    return made

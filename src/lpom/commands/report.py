@@ -1,0 +1,49 @@
+"""``lpom report``: a page to look at."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lpom.report import write_report
+from lpom.runs import MODEL
+
+NAME = "report.html"
+
+
+def report(
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Folders of runs (else the newest in runs/).")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help=f"HTML file to write (else {NAME}, in the run if there is one only)."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+) -> None:
+    """Write one HTML file about runs: curves, layers, mistakes, weights, settings.
+
+    It holds all it needs and fetches nothing. Several runs are drawn over each other.
+    """
+    folders = runs or [_newest(Path("runs"))]
+    path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    write_report(folders, path, data_dir=data_dir)
+    typer.echo(f"report: {path}")
+    if show and not webbrowser.open(path.resolve().as_uri()):
+        typer.echo("warning: found no browser to open it in.", err=True)
+
+
+def _newest(folder: Path) -> Path:
+    found = [model.parent for model in folder.glob(f"*/{MODEL}")]
+    if not found:
+        raise ValueError(
+            f"which run? There is none in {folder}/ here; name its folder, as `lpom train` "
+            "prints it."
+        )
+    return max(found, key=lambda run: (run / MODEL).stat().st_mtime)

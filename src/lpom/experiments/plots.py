@@ -1,0 +1,196 @@
+"""Pictures of a comparison: accuracy over epochs and over seconds, every line named at its end."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
+
+from lpom import methods
+from lpom.experiments.table import Row
+from lpom.files import write_atomically
+from lpom.plots import BLUE, GREY, ORANGE
+
+#: Okabe and Ito's colours that show on white; told apart by every kind of colour vision.
+COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_DASHES = {False: ("-", ":"), True: ("--", "-.")}  # by full_batch; the second when colours run out
+
+_TICKS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
+_WORST_R2 = -0.2  # what is below has nothing to tell and is cut off
+
+
+@dataclass(frozen=True)
+class _Line:
+    name: str
+    x: NDArray[Any]
+    scores: NDArray[Any]  # (seeds, epochs)
+    color: str
+    dash: str
+
+    @property
+    def mean(self) -> NDArray[Any]:
+        return np.asarray(self.scores.mean(0))
+
+
+def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, by: str) -> None:
+    """Test score of finished rows over "epochs" or "seconds", as a PNG file.
+
+    Accuracies stand on a scale on which equal steps divide the errors by equal factors. A band
+    goes from the lowest to the highest seed.
+    """
+    lines = [_line(row, by) for row in rows]
+    figure = Figure(figsize=(9, 5.6), dpi=150)
+    figure.subplots_adjust(left=0.09, right=0.8, top=0.9, bottom=0.12)
+    axes = figure.subplots()
+    low = min(float(line.scores.min()) for line in lines)
+    high = max(float(line.scores.max()) for line in lines)
+    if score == "accuracy":
+        _error_scale(axes, low, high, best=1 - 0.5 / n_test)
+    else:
+        low = max(low, _WORST_R2)
+        axes.set_ylim(low, high + 0.05 * (high - low))
+    if by == "seconds":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for line in lines:
+        _plot(axes, line)
+    _dress(axes, f"{title}: test {score}", by)
+    _explain(axes, rows)
+    _name_lines(axes, lines, score)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_atomically(path, picture.getvalue())
+
+
+def _line(row: Row, by: str) -> _Line:
+    curves = [record["curve"] for record in row.finished]
+    scores = np.array([[epoch["validation_score"] for epoch in curve] for curve in curves])
+    x = np.arange(1.0, scores.shape[1] + 1)
+    if by == "seconds":
+        seconds = np.array([[epoch["seconds"] for epoch in curve] for curve in curves])
+        x = seconds.cumsum(1).mean(0)
+    alike = [name for name in methods.METHODS if methods.METHODS[name].full_batch == row.full_batch]
+    turn, place = divmod(alike.index(row.method), len(COLORS))
+    color = COLORS[-1 - place] if row.full_batch else COLORS[place]
+    return _Line(row.method, x, scores, color, _DASHES[row.full_batch][turn % 2])
+
+
+def _plot(axes: Axes, line: _Line) -> None:
+    width = 2.6 if line.name == "lpom" else 1.6
+    axes.plot(line.x, line.mean, line.dash, color=line.color, linewidth=width)
+    if len(line.x) == 1:
+        axes.plot(line.x, line.mean, "o", color=line.color, markersize=4)
+    if len(line.scores) > 1:
+        low, high = line.scores.min(0), line.scores.max(0)
+        axes.fill_between(line.x, low, high, color=line.color, alpha=0.12, linewidth=0)
+
+
+def _error_scale(axes: Axes, low: float, high: float, best: float) -> None:
+    """Accuracy a at height -log(1 - a); no error at all counts as half of one."""
+
+    def height(accuracy: Any) -> Any:
+        return -np.log10(1 - np.clip(accuracy, 0, best))
+
+    def accuracy(height: Any) -> Any:
+        return 1 - 10.0 ** -np.asarray(height)
+
+    axes.set_yscale("function", functions=(height, accuracy))
+    margin = max(0.04 * (height(high) - height(low)), 0.02)
+    axes.set_ylim(accuracy(max(height(low) - margin, 0)), accuracy(height(high) + margin))
+    axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def _dress(axes: Axes, title: str, by: str) -> None:
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel("epochs" if by == "epochs" else "seconds of training", color=GREY)
+    axes.tick_params(colors=GREY)
+    axes.grid(True, axis="y", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#b0b0b0")
+
+
+def _explain(axes: Axes, rows: Sequence[Row]) -> None:
+    notes = ["band: lowest to highest seed"] if any(len(row.finished) > 1 for row in rows) else []
+    notes += ["dashed: full batch"] if any(row.full_batch for row in rows) else []
+    axes.text(
+        1.0,
+        1.02,
+        ";  ".join(notes),
+        transform=axes.transAxes,
+        color=GREY,
+        fontsize=9,
+        horizontalalignment="right",
+    )
+
+
+def _name_lines(axes: Axes, lines: Sequence[_Line], score: str) -> None:
+    """Names at the right, in the order of the lines' ends, apart from each other."""
+    axes.autoscale_view(scaley=False)
+    right = axes.transAxes.transform((1, 0))[0]
+    ends = {line.name: axes.transData.transform((line.x[-1], line.mean[-1])) for line in lines}
+    bottom, top = axes.transAxes.transform([(0, 0), (0, 1)])[:, 1]
+    points = axes.figure.dpi / 72
+    order = sorted(lines, key=lambda line: ends[line.name][1])
+    heights = spread([ends[line.name][1] for line in order], 13 * points, bottom, top)
+    for line, height in zip(order, heights, strict=True):
+        value = f"{100 * line.mean[-1]:.2f} %" if score == "accuracy" else f"{line.mean[-1]:.3f}"
+        axes.annotate(
+            f"{line.name}  {value}",
+            xy=(line.x[-1], line.mean[-1]),
+            xytext=(right + 16 * points, height),
+            textcoords="figure pixels",
+            color=line.color,
+            fontsize=9.5,
+            fontweight="bold" if line.name == "lpom" else "normal",
+            verticalalignment="center",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": line.color,
+                "linewidth": 0.6,
+                "alpha": 0.5,
+                "relpos": (0, 0.5),
+                "shrinkA": 1,
+            },
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+        )
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places as near to the ``wanted`` ones, which are sorted, as a gap between them allows.
+
+    Groups of neighbours that would overlap are merged and centred on their mean. They stay between
+    ``low`` and ``high`` if there is room.
+
+    >>> spread([1.0, 1.0, 9.0], 2.0, 0.0, 10.0)
+    [0.0, 2.0, 9.0]
+    """
+    groups: list[tuple[float, int]] = []  # lowest place, members
+
+    def fit(centre: float, count: int) -> float:
+        lowest = centre - gap * (count - 1) / 2
+        return max(min(lowest, high - gap * (count - 1)), low)
+
+    for place in wanted:
+        groups.append((fit(place, 1), 1))
+        while len(groups) > 1 and groups[-2][0] + gap * groups[-2][1] > groups[-1][0]:
+            (first, m), (second, n) = groups[-2:]
+            centre = first * m + second * n + gap * (m * (m - 1) + n * (n - 1)) / 2
+            groups[-2:] = [(fit(centre / (m + n), m + n), m + n)]
+    return [lowest + gap * k for lowest, count in groups for k in range(count)]

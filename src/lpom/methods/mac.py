@@ -1,0 +1,238 @@
+"""The method of auxiliary coordinates after Carreira-Perpinan and Wang: a quadratic penalty."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
+from lpom.methods.blocks import Regression, half_square, ridge_states, same_data, slope
+from lpom.methods.optimizers import (
+    Factory,
+    OptimizerState,
+    add_gradient,
+    make_optimizer,
+    set_progress,
+)
+from lpom.network import Layer, Lifted
+from lpom.objective import Objective, total
+
+_HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where it is
+
+
+@dataclass
+class MACState(OptimizerState):
+    """The states ``X`` of the last batch (the inputs first), the penalty and the epochs done.
+
+    ``batch`` is the whole data set that the states belong to, if they are kept; ``first``, the
+    regression on its inputs, never changes.
+    """
+
+    mu: float = 1.0
+    epochs: int = 0
+    batch: Batch | None = None
+    X: list[Tensor] = field(default_factory=list)
+    first: Regression | None = None
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        memory = super().tensors()
+        if memory is None or self.batch is not None:  # states of all samples are not written down
+            return None
+        return memory | {"epochs": torch.tensor(self.epochs)}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        self.epochs = int(tensors["epochs"])
+        super().load_tensors({name: t for name, t in tensors.items() if name != "epochs"})
+
+
+@final
+@dataclass(repr=False, eq=False)
+class MAC(Method[MACState]):
+    r"""Minimise the quadratic penalty over states, then weights, while the penalty grows (eq. 3).
+
+    .. math:: \mathrm{loss}(X_L, T) + \frac{\mu}{2} \sum_i \|X_{i+1} - \phi_i(Z_i)\|_F^2
+
+    The output state is a proximal step of the loss. The others, from the top down, and the weights
+    take Gauss-Newton steps. The curvature of a step is bounded by that of :math:`\phi' = \gamma`,
+    the Lipschitz constant, so that all samples (or all units of a layer) share one Cholesky factor:
+    with :math:`G = Z + \phi'(Z) (X_{next} - \phi(Z)) / \gamma^2` the step goes to
+
+    .. math:: \arg\min_X \|X - \phi(Z_{below})\|^2 + \gamma^2 \|G - A(X)\|^2
+              \quad\text{or}\quad \arg\min_W \|G - A(X; W)\|^2 .
+
+    It is halved, for each sample or unit by itself, as long as it would raise the objective.
+
+    When a batch is the whole data set, its states are kept from epoch to epoch. Otherwise they
+    start feed-forward, and the weights, which must not fit one batch alone, follow the gradient of
+    their least-squares problem by an optimiser.
+
+    Parameters
+    ----------
+    mu, mu_factor, mu_max : float
+        First value of the penalty, what it is multiplied by after each epoch, and its limit.
+    sweeps, iterations : int
+        Gauss-Newton steps of every state, and of the weights, in each step.
+    weights : {"auto", "gauss-newton", "adaptive"}
+        How weights move; auto is Gauss-Newton on whole data sets and adaptive on batches.
+    ridge : float
+        Proximal ridge of Gauss-Newton steps of the weights, relative to the size of the states.
+    optimizer, learning_rate, schedule
+        For adaptive weights, as for LPOM.
+    """
+
+    mu: float = 1.0
+    mu_factor: float = 1.2
+    mu_max: float = 100.0
+    sweeps: int = 1
+    iterations: int = 1
+    weights: str = "auto"
+    ridge: float = 1e-3
+    optimizer: str | Factory = "adam"
+    learning_rate: float = 1e-3
+    schedule: str = "linear"
+
+    name: ClassVar[str] = "mac"
+    equation: ClassVar[str] = "loss(X_L, T) + mu/2 sum_i |X_i+1 - phi(Z_i)|^2   (eq. 3)"
+    costs: ClassVar[str] = "per layer and sweep four products and a Cholesky factor of W W^T"
+
+    def init(self, problem: Problem) -> MACState:
+        check_number("mu", self.mu)
+        check_number("mu_factor", self.mu_factor, low=1.0, strict=False)
+        check_number("mu_max", self.mu_max, low=self.mu, strict=False)
+        check_number("sweeps", self.sweeps, whole=True)
+        check_number("iterations", self.iterations, whole=True)
+        check_number("ridge", self.ridge, strict=False)
+        check_choice("weights", self.weights, ("auto", "gauss-newton", "adaptive"))
+        for layer in problem.network:
+            if layer.activation.jumps:
+                raise ValueError(
+                    f"mac needs the derivative of every activation, and that of "
+                    f"{layer.activation.name} is zero wherever it exists. Use method='lpom', which "
+                    "trains activations with jumps."
+                )
+        state = MACState(mu=self.mu)
+        if self.weights != "gauss-newton":
+            state.optimizer = make_optimizer(
+                self.optimizer, problem.network.parameters, self.learning_rate, self.schedule
+            )
+        return state
+
+    @torch.no_grad()
+    def step(self, problem: Problem, batch: Batch, state: MACState) -> Tensor | None:
+        """States from the output down, then the weights of every layer by themselves."""
+        network, last = problem.network, len(problem.network) - 1
+        state.mu = min(self.mu * self.mu_factor**state.epochs, self.mu_max)
+        outputs = self._start(network, batch, state)
+        X = state.X
+        for _ in range(self.sweeps):
+            below = network[last].activation.phi(network[last].map.apply(X[last]))
+            X[-1] = problem.loss.prox(below, batch.target, state.mu)
+            for i in range(last, 0, -1):
+                below = network[i - 1].activation.phi(network[i - 1].map.apply(X[i - 1]))
+                X[i] = gauss_newton_states(network[i], below, X[i], X[i + 1])
+        adaptive = self.weights == "adaptive" or (self.weights == "auto" and not batch.whole)
+        if adaptive:
+            self._follow_gradient(network, batch, state)
+        else:
+            for i, layer in enumerate(network):  # independent of each other
+                regression = self._regression(layer, batch, state, i)
+                for _ in range(self.iterations):
+                    gauss_newton_weights(layer, regression, X[i], X[i + 1], batch.weight)
+        return outputs
+
+    @torch.no_grad()
+    def objective(self, problem: Problem, batch: Batch, state: MACState) -> Objective:
+        network, weight = problem.network, batch.weight
+        X = state.X or network.feed_forward(batch.inputs)[1]
+        gaps = [
+            total(half_square(X[i + 1] - layer.activation.phi(layer.map.apply(X[i]))), weight)
+            for i, layer in enumerate(network)
+        ]
+        loss = total(problem.loss.value(X[-1], batch.target), weight)
+        return Objective(loss, tuple(gaps), (state.mu,) * len(network))
+
+    def end_epoch(self, problem: Problem, state: MACState) -> None:
+        state.epochs += 1
+
+    def _start(self, network: Lifted, batch: Batch, state: MACState) -> Tensor | None:
+        """States of this batch: kept, or feed-forward, and then the network's outputs too."""
+        if batch.whole and same_data(batch, state.batch):
+            return None
+        _, state.X = network.feed_forward(batch.inputs)
+        state.batch, state.first = (batch if batch.whole else None), None
+        return state.X[-1]
+
+    def _follow_gradient(self, network: Lifted, batch: Batch, state: MACState) -> None:
+        optimizer = state.optimizer
+        assert optimizer is not None  # init made it
+        set_progress(optimizer, self.schedule, state.progress)
+        for i, layer in enumerate(network):
+            Z = layer.map.apply(state.X[i])
+            residual = layer.activation.phi(Z) - state.X[i + 1]
+            pull = residual * slope(layer.activation, Z)
+            add_gradient(layer, state.X[i], pull, state.mu, batch.weight, batch.total_weight)
+        optimizer.step()
+
+    def _regression(self, layer: Layer, batch: Batch, state: MACState, i: int) -> Regression:
+        if i == 0 and batch.whole and state.first is not None:
+            return state.first
+        made = Regression(layer.map, state.X[i], ridge=self.ridge, weight=batch.weight)
+        if i == 0 and batch.whole:
+            state.first = made
+        return made
+
+
+def gauss_newton_states(layer: Layer, below: Tensor, X: Tensor, above: Tensor) -> Tensor:
+    r"""One Gauss-Newton step on :math:`\|X - below\|^2 + \|above - \phi(A(X))\|^2`, per sample."""
+    gamma, phi = layer.activation.lipschitz, layer.activation.phi
+    Z = layer.map.apply(X)
+    missing = above - phi(Z)
+    goal = Z + slope(layer.activation, Z) * missing / gamma**2
+    move = ridge_states(layer.map, below, goal, gamma**2) - X
+    Z_move = layer.map.linear(move)
+
+    def cost(t: Tensor) -> Tensor:
+        own = (X + t * move - below).square().sum(1, keepdim=True)
+        return own + (above - phi(Z + t * Z_move)).square().sum(1, keepdim=True)
+
+    return X + halved(cost, X.new_ones(len(X), 1)) * move
+
+
+def gauss_newton_weights(
+    layer: Layer, regression: Regression, X: Tensor, above: Tensor, weight: Tensor | None
+) -> None:
+    r"""One Gauss-Newton step of the weights on :math:`\|above - \phi(A(X; W))\|^2`, per unit."""
+    if not all(parameter.requires_grad for parameter in layer.map.parameters()):
+        return
+    gamma, phi = layer.activation.lipschitz, layer.activation.phi
+    start = layer.map.matrix()
+    Z = layer.map.apply(X)
+    derivative = slope(layer.activation, Z)
+    pull = derivative * (above - phi(Z)) / gamma**2
+    move = regression.solve(pull)  # (columns, units)
+    # units that are flat on most samples have less curvature than the bound by about this factor
+    longer = gamma**2 / derivative.square().mean(0, keepdim=True)
+    layer.map.set_matrix(start + move.T)
+    Z_move = layer.map.apply(X) - Z
+    per_row = 1.0 if weight is None else weight[:, None]
+
+    def cost(t: Tensor) -> Tensor:
+        return (per_row * (above - phi(Z + t * Z_move)).square()).sum(0, keepdim=True)
+
+    share = halved(cost, longer.clamp(max=2.0 ** (_HALVINGS / 2)))
+    layer.map.set_matrix(start + (share * move).T)
+
+
+def halved(cost: Callable[[Tensor], Tensor], share: Tensor) -> Tensor:
+    """The shares of a step, each halved until its cost is not above that of no step, or zero."""
+    start = cost(torch.zeros_like(share))
+    for _ in range(_HALVINGS):
+        fits = cost(share) <= start
+        if bool(fits.all()):
+            return share
+        share = torch.where(fits, share, share / 2)
+    return torch.where(cost(share) <= start, share, 0)

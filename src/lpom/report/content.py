@@ -1,0 +1,129 @@
+"""What the page says of a run, as plain values for JSON."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from typing import Any
+
+from lpom.exceptions import LPOMError
+from lpom.history import History
+from lpom.report.judging import HeldBack, Load, held_back, judge
+from lpom.report.pictures import first_layer
+from lpom.runs import Run
+from lpom.tables import Classes
+
+DIGITS = 6  # significant ones; a plot shows fewer
+_ELSEWHERE = ("results", "timing", "versions")  # parts of a config that are no settings
+_NOTHING = "–"
+_UNREADABLE = (LPOMError, OSError, ValueError, ImportError)
+
+
+def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
+    """Everything about one run; a part that cannot be shown becomes a note that says why."""
+    config = run.config
+    network, timing = config["network"], config["timing"]
+    sizes = "-".join(map(str, network["sizes"]))
+    rows: HeldBack | str
+    try:
+        rows = held_back(run, load)
+    except _UNREADABLE as error:
+        rows = f"The rows held back as a test cannot be had again: {error}"
+    return {
+        "name": name,
+        "metric": run.history.metric,
+        "data": config["data"]["name"],
+        "results": {
+            part: {"rows": config["data"]["rows"][part], **values}
+            for part, values in config["results"].items()
+        },
+        "summary": [
+            f"network {sizes}, {network['activation']}",
+            f"method {config['method']['name']}, {len(run.history)} epochs in "
+            f"{timing['training_seconds']:.3g} s",
+        ],
+        "history": columns(run.history),
+        "settings": settings(config),
+        "timings": _timings(run),
+        "test": _test(run, rows),
+        "weights": _weights(run, rows),
+    }
+
+
+def columns(history: History) -> dict[str, list[Any]]:
+    """History column by column; ``gaps`` and ``rates`` are one column per layer.
+
+    ``elapsed`` counts the seconds of training up to the end of each epoch.
+    """
+    names = ("epoch", "objective", "loss", "score", "validation_loss", "validation_score")
+    made: dict[str, list[Any]] = {name: _rounded(history.column(name)) for name in names}
+    made["elapsed"] = _rounded(accumulate(history.column("seconds")))
+    for name in ("gaps", "rates"):
+        layers = zip(*history.column(name), strict=True)
+        made[name] = [_rounded(layer) for layer in layers]
+    return made
+
+
+def settings(config: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """Name and value of every setting in groups; what is in none is about training."""
+    groups: dict[str, dict[str, str]] = {}
+    for name, value in config.items():
+        if name not in _ELSEWHERE:
+            parts = value if isinstance(value, dict) else {name: value}
+            group = groups.setdefault(name if isinstance(value, dict) else "training", {})
+            group.update({part.replace("_", " "): _text(inner) for part, inner in parts.items()})
+    return groups
+
+
+def _timings(run: Run) -> dict[str, dict[str, str]]:
+    timing, n = run.config["timing"], len(run.history)
+    speed, training = timing["samples_per_second"], timing["training_seconds"]
+    return {
+        "time": {
+            "started": timing["started"],
+            "training": f"{training:.3g} s",
+            "training, per epoch": f"{training / n:.3g} s" if n else _NOTHING,
+            "samples per second": _NOTHING if speed is None else f"{speed:,.0f}",
+            "with measuring": f"{timing['seconds']:.3g} s",
+        },
+        "versions": run.config["versions"],
+    }
+
+
+def _test(run: Run, rows: HeldBack | str) -> dict[str, Any]:
+    if not isinstance(run.predictor.target, Classes):
+        return {"note": "This run predicts a number, so there is no confusion of classes to show."}
+    if isinstance(rows, str):
+        return {"note": rows}
+    try:
+        return judge(run, rows)
+    except _UNREADABLE as error:
+        return {"note": f"The rows held back as a test cannot be had again: {error}"}
+
+
+def _weights(run: Run, rows: HeldBack | str) -> dict[str, Any]:
+    if isinstance(rows, str):
+        return {"note": "Without its data set, nobody knows whether these weights are pictures."}
+    if rows.data is None or rows.data.image_shape is None:
+        return {"note": "Its inputs are no pixels, so the first layer has no pictures to show."}
+    return first_layer(run.predictor, rows.data)
+
+
+def _text(value: Any) -> str:
+    if value is None or value == []:
+        return _NOTHING
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_text(inner)}" for name, inner in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _rounded(values: Any) -> list[float | int | None]:
+    """To a few digits; what is missing or not finite is None, for which JSON has a word."""
+    return [
+        value
+        if value is None or isinstance(value, int)
+        else (float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None)
+        for value in values
+    ]

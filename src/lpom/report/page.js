@@ -1,0 +1,356 @@
+// The page itself: reads the embedded data and builds the sections. All text is set as text.
+"use strict";
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const runs = page.runs;
+const main = document.getElementById("main");
+const [VALIDATION, TRAINING] = [0, 1]; // colours of a single run's curves
+const MOST_CLASSES = 40; // that a confusion matrix has room for
+
+const color = (k) => `var(--c${k % 6})`;
+const several = runs.length > 1;
+const metricName = (metric) => (metric === "r2" ? "R²" : metric);
+const metricFormat = (metric) => (metric === "r2" ? short : percent);
+const grouped = (value) => value.toLocaleString("en"); // 10,000
+const seconds = (value) => `${short(value)} s`;
+const epochNumber = (value) => `epoch ${value}`;
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+const note = (text) => make("p", { class: "note" }, text);
+
+/** A section with a heading that the contents at the top link to. */
+function section(id, title, ...children) {
+  const heading = make("h2", { id }, title);
+  main.append(make("section", { "aria-labelledby": id }, heading, ...children));
+}
+
+function swatch(k) {
+  return make("span", { class: "swatch", "aria-hidden": "true", style: { background: color(k) } });
+}
+
+/** A table with a caption; a row is a list of texts, numbers or elements, the first its name. */
+function table(caption, head, rows, options = {}) {
+  const cell = (value, k) => make(k ? "td" : "th", {
+    scope: k ? null : "row", class: typeof value === "number" ? "number" : null },
+  typeof value === "number" ? (options.formats?.[k] ?? short)(value) : value ?? "–");
+  const body = make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell))));
+  const numeric = (k) => rows.length > 0 && typeof rows[0][k] === "number";
+  const header = make("tr", {}, ...head.map((name, k) => make("th",
+    { scope: "col", class: numeric(k) ? "number" : null }, name)));
+  const made = make("table", { class: options.class ?? null },
+    make("caption", {}, caption), make("thead", {}, header), body);
+  return make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": caption }, made);
+}
+
+/** Let the headers of a table sort its rows: up on the first click, down on the next. */
+function sortable(wrapped, rows) {
+  const body = wrapped.querySelector("tbody");
+  const lines = [...body.rows];
+  const headers = [...wrapped.querySelectorAll("thead th")];
+  headers.forEach((header, k) => {
+    const button = make("button", { type: "button" }, header.textContent);
+    header.replaceChildren(button);
+    button.addEventListener("click", () => {
+      const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
+      headers.forEach((other) => other.removeAttribute("aria-sort"));
+      header.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
+      const order = rows.map((_, i) => i).sort((i, j) => sign * compare(rows[i][k], rows[j][k]));
+      body.replaceChildren(...order.map((i) => lines[i]));
+    });
+  });
+  return wrapped;
+}
+
+function compare(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b), undefined, { numeric: true });
+}
+
+// ---- the results in large figures
+
+function card(k, name, figure, ...lines) {
+  return make("article", { class: "card", style: { borderTopColor: color(k) } },
+    make("h3", {}, name), make("p", { class: "score" }, figure),
+    ...lines.map((line) => make("p", { class: "quiet" }, line)));
+}
+
+/** One card per run; a single run gets one per part of its data, in the colour of its curve. */
+function cards() {
+  const figure = (run, part) => (!part ? "–" : run.metric === "r2" ? part.score.toFixed(4)
+    : percentOf(2)(part.score));
+  if (several) {
+    main.append(make("div", { class: "cards" }, ...runs.map((run, k) => card(k, run.name,
+      figure(run, run.results.test), `test ${metricName(run.metric)} on ${run.data}`,
+      ...run.summary))));
+    return;
+  }
+  const [run] = runs;
+  const parts = [["test", "Test", 2], ["validation", "Validation", VALIDATION],
+    ["train", "Training", TRAINING]].filter(([part]) => run.results[part]);
+  main.append(make("p", {}, `${capital(run.summary.join("; "))}.`), make("div", { class: "cards parts" },
+    ...parts.map(([part, name, k]) => card(k, `${name} ${metricName(run.metric)}`,
+      figure(run, run.results[part]), `${grouped(run.results[part].rows)} rows of ${run.data}`,
+      `loss ${short(run.results[part].loss)}`))));
+}
+
+// ---- curves over epochs and seconds
+
+let plotCount = 0;
+
+function plot(options, curves) {
+  plotCount += 1;
+  return new Plot({ id: plotCount, ...options }, curves);
+}
+
+/** Training and validation values of one column, for every run that has them. */
+function curvesOf(column, abscissa, chosen) {
+  const curves = [];
+  runs.forEach((run, k) => {
+    if (!chosen(run)) return;
+    const { history } = run;
+    for (const [prefix, what] of [["validation_", "validation"], ["", "training"]]) {
+      const y = history[prefix + column];
+      if (!y || y.every((value) => value === null)) continue;
+      const validation = what === "validation";
+      curves.push({
+        name: several ? `${run.name}, ${what}` : what,
+        x: history[abscissa], y,
+        color: several ? color(k) : color(validation ? VALIDATION : TRAINING),
+        dash: validation ? null : "6 4",
+      });
+    }
+  });
+  return curves;
+}
+
+function learningCurves() {
+  const plots = [];
+  const overEpochs = { xLabel: "epoch", whole: true, xFormat: epochNumber };
+  const overSeconds = { xLabel: "seconds of training", xFormat: seconds };
+  for (const metric of new Set(runs.map((run) => run.metric))) {
+    const chosen = (run) => run.metric === metric;
+    const format = metricFormat(metric), name = metricName(metric);
+    plots.push(
+      plot({ title: `${capital(name)} per epoch`, format, ...overEpochs },
+        curvesOf("score", "epoch", chosen)),
+      plot({ title: `${capital(name)} per second`, format, ...overSeconds },
+        curvesOf("score", "elapsed", chosen)));
+  }
+  plots.push(
+    plot({ title: "Loss", log: true, ...overEpochs }, curvesOf("loss", "epoch", () => true)),
+    plot({ title: "Objective of the last batch", log: true, ...overEpochs },
+      curvesOf("objective", "epoch", () => true)
+        .map((curve) => ({ ...curve, dash: null, name: curve.name.replace(/,? ?training$/, "") ||
+          "objective" }))));
+  section("curves", "Learning curves",
+    make("p", { class: "quiet screen" }, "Point at a curve to read its values, drag to zoom in, " +
+      "double-click (or Escape) to see all of it again. Names below a plot switch curves off."),
+    make("p", { class: "quiet" }, "Loss and objective are per sample, on a logarithmic axis."),
+    make("div", { class: "plots" }, ...plots.map((made) => made.element)));
+}
+
+// ---- gaps and rates, layer by layer
+
+function layerColor(i, count) {
+  const share = count > 1 ? i / (count - 1) : 0;
+  const [from, to, part] = share < 0.5 ? ["low", "middle", 2 * share]
+    : ["middle", "high", 2 * share - 1];
+  return `color-mix(in oklab, var(--${from}), var(--${to}) ${Math.round(100 * part)}%)`;
+}
+
+function layerCurves(column, choice) {
+  if (choice.layer === undefined) {
+    const { history } = runs[choice.run];
+    return history[column].map((y, i) => ({ name: `layer ${i + 1}`, x: history.epoch, y,
+      color: layerColor(i, history[column].length) }));
+  }
+  return runs.map((run, k) => ({ name: run.name, x: run.history.epoch,
+    y: run.history[column][choice.layer], color: color(k) })).filter((curve) => curve.y);
+}
+
+function layers() {
+  const withGaps = runs.map((run, k) => k).filter((k) => runs[k].history.gaps.flat().some((gap) => gap > 0));
+  if (!withGaps.length) {
+    section("layers", "Layers", note("No gaps to show: the states of such a method are feed-forward."));
+    return;
+  }
+  const choices = withGaps.map((k) => ({ run: k, text: `${runs[k].name}, all layers` }));
+  if (several) {
+    const depth = Math.max(...withGaps.map((k) => runs[k].history.gaps.length));
+    for (let i = 0; i < depth; i += 1) choices.push({ layer: i, text: `layer ${i + 1}, all runs` });
+  }
+  const options = { xLabel: "epoch", whole: true, xFormat: epochNumber, log: true };
+  const gaps = plot({ title: "Gap per sample", ...options }, layerCurves("gaps", choices[0]));
+  const rates = plot({ title: "Contraction rate", mark: 1, ...options }, layerCurves("rates", choices[0]));
+  const children = [make("p", { class: "quiet" }, "A layer's gap is zero when its states are what " +
+    "the network computes. Below a rate of 1 the plain iteration of that layer's states " +
+    "contracts; above it the safe step keeps it from diverging.")];
+  if (several) {
+    const select = make("select", { id: "layer-choice" },
+      ...choices.map((choice, k) => make("option", { value: k }, choice.text)));
+    select.addEventListener("change", () => {
+      const choice = choices[Number(select.value)];
+      gaps.show(layerCurves("gaps", choice));
+      rates.show(layerCurves("rates", choice));
+    });
+    children.push(make("p", { class: "choice" },
+      make("label", { for: "layer-choice" }, "Show "), select));
+  }
+  section("layers", "Layers", ...children,
+    make("div", { class: "plots" }, gaps.element, rates.element));
+}
+
+// ---- what one run got right and wrong
+
+function confusion(test) {
+  const { classes, counts } = test;
+  const totals = counts.map((row) => row.reduce((a, b) => a + b, 0));
+  const worst = Math.max(1, ...counts.flatMap((row, i) => row.filter((_, j) => j !== i)));
+  const output = make("output", { class: "screen" }, "Point at a field, or go through them with Tab.");
+  const long = classes.some((name) => name.length > 3);
+  const rows = counts.map((row, i) => make("tr", {},
+    make("th", { scope: "row", title: classes[i] }, classes[i]),
+    ...row.map((count, j) => {
+      const right = i === j;
+      const share = right ? count / Math.max(totals[i], 1) : count / worst;
+      const text = `True ${classes[i]}, predicted ${classes[j]}: ${count} of ${totals[i]} ` +
+        `(${percent(count / Math.max(totals[i], 1))})`;
+      const cell = make("td", { class: count ? null : "zero", title: text,
+        tabindex: count ? 0 : null }, String(count));
+      if (count) cell.style.background = `rgb(var(--${right ? "right" : "wrong"}) / ${
+        (0.12 + 0.5 * share).toFixed(3)})`;
+      for (const event of ["pointerenter", "focus"]) {
+        cell.addEventListener(event, () => output.replaceChildren(text));
+      }
+      return cell;
+    })));
+  const up = (name) => (long ? make("div", { class: "up" }, name) : name);
+  return make("div", { class: classes.length > 15 ? "confusion many" : "confusion" },
+    make("table", {},
+      make("caption", {}, "Rows are true classes, columns predictions. Blue is right, orange wrong."),
+      make("thead", {}, make("tr", {}, make("td", { style: { width: long ? "6.5em" : "2.6em" } }),
+        ...classes.map((name) => make("th", { scope: "col", title: name }, up(name))))),
+      make("tbody", {}, ...rows)),
+    output);
+}
+
+function recallTable(test) {
+  const { classes, counts } = test;
+  const rows = classes.map((name, i) => {
+    const n = counts[i].reduce((a, b) => a + b, 0);
+    const said = counts.reduce((sum, row) => sum + row[i], 0);
+    const others = counts[i].map((count, j) => (j === i ? 0 : count));
+    const most = Math.max(...others);
+    return [name, n, n ? counts[i][i] / n : null, said ? counts[i][i] / said : null,
+      most ? `${classes[others.indexOf(most)]} (${most})` : "–"];
+  });
+  const head = ["class", "samples", "recall", "precision", "taken for"];
+  const formats = { 1: grouped, 2: percentOf(1), 3: percentOf(1) };
+  const made = table("Recall and precision of each class", head, rows, { formats, class: "recall" });
+  return sortable(made, rows);
+}
+
+function mistakes(test) {
+  const item = (mistake) => {
+    const truth = test.classes[mistake.truth], said = test.classes[mistake.said];
+    const sure = percentOf(1)(mistake.share);
+    const words = `Test row ${mistake.row + 1}: ${truth}, taken for ${said} with ${sure}`;
+    const picture = mistake.picture
+      ? [make("img", { src: mistake.picture, alt: words, title: words })] : [];
+    return make("li", {}, ...picture, make("span", {}, `${truth} → ${said}`),
+      make("span", { class: "quiet" }, picture.length ? sure : `${sure}, row ${mistake.row + 1}`));
+  };
+  if (!test.n_wrong) return [note("No sample of the test rows was mistaken.")];
+  const shown = test.mistakes.length;
+  return [
+    make("p", { class: "quiet" }, `${grouped(test.n_wrong)} of ` +
+      `${grouped(test.n)} test rows are wrong; ${shown === test.n_wrong ? "all of them"
+        : `the ${shown} most confident ones`}, true class → prediction, with its probability:`),
+    make("ul", { class: "pictures mistakes" }, ...test.mistakes.map(item))];
+}
+
+function weightPictures(weights) {
+  const limit = short(weights.limit);
+  const gradient = `linear-gradient(90deg, ${weights.scale.join(", ")})`;
+  return [
+    make("p", { class: "quiet" }, `What ${weights.units.length === weights.count ? "each unit"
+      : `${weights.units.length} of ${weights.count} units, those with the largest weights,`} ` +
+      `of the first layer look${weights.units.length === weights.count ? "s" : ""} at.`),
+    make("ul", { class: "pictures units" }, ...weights.units.map((unit) => make("li", {},
+      make("img", { src: unit.picture, alt: `Weights of unit ${unit.unit + 1}`,
+        title: `unit ${unit.unit + 1}` })))),
+    weights.scale.length
+      ? make("p", { class: "scale" }, `−${limit}`,
+        make("i", { style: { background: gradient } }), limit)
+      : make("p", { class: "scale" }, `Grey is 0; a channel is dark at −${limit}, full at ${limit}.`),
+  ];
+}
+
+function runDetails(run, k) {
+  const title = several ? [swatch(k), " ", run.name] : ["Test data and weights"];
+  const parts = [];
+  if (run.test.note) parts.push(note(run.test.note));
+  else {
+    parts.push(make("div", { class: "pair" },
+      make("div", {}, make("h3", {}, "Confusion matrix"),
+        run.test.classes.length <= MOST_CLASSES ? confusion(run.test)
+          : note(`A matrix of ${run.test.classes.length} classes would be too large to read.`)),
+      make("div", {}, make("h3", {}, "Classes"),
+        make("p", { class: "quiet" }, "Recall is the share of a class that was found, precision " +
+          "the share of its predictions that are right. Click a header to sort."),
+        recallTable(run.test))),
+    make("h3", {}, "Worst mistakes"), ...mistakes(run.test));
+  }
+  parts.push(make("h3", {}, "First-layer weights"),
+    ...(run.weights.note ? [note(run.weights.note)] : weightPictures(run.weights)));
+  parts.push(epochTable(run));
+  section(`run-${k + 1}`, "", ...parts);
+  document.getElementById(`run-${k + 1}`).append(...title);
+}
+
+function epochTable(run) {
+  const { history } = run, name = metricName(run.metric), format = metricFormat(run.metric);
+  const columns = [["epoch", history.epoch], ["seconds", history.elapsed],
+    ["objective", history.objective], ["loss", history.loss], [name, history.score],
+    ["validation loss", history.validation_loss], [`validation ${name}`, history.validation_score],
+  ].filter(([, values]) => values.some((value) => value !== null));
+  const rows = history.epoch.map((_, i) => columns.map(([, values]) => values[i]));
+  const formats = columns.map(([title]) => (title.endsWith(name) ? format : short));
+  return make("details", {}, make("summary", {}, "All epochs as a table"),
+    table(`Epochs of ${run.name}; loss and objective per sample.`, columns.map(([title]) => title),
+      rows, { formats }));
+}
+
+// ---- tables over all runs
+
+/** Named values of every run side by side, one table a group; `marked` says where they differ. */
+function comparisons(id, title, field, marked) {
+  const mark = several && marked;
+  const named = (group) => {
+    const values = runs.map((run) => run[field][group] ?? {});
+    const names = [...new Set(values.flatMap(Object.keys))];
+    const rows = names.map((name) => [name, ...values.map((own) => own[name] ?? "–")]);
+    const head = several ? ["", ...runs.map((run) => run.name)] : ["", "value"];
+    const made = table(capital(group), head, rows, { class: several ? "named compared" : "named" });
+    [...made.querySelectorAll("tbody tr")].forEach((line, i) => {
+      if (mark && new Set(rows[i].slice(1)).size > 1) line.classList.add("differs");
+    });
+    return made;
+  };
+  const groups = [...new Set(runs.flatMap((run) => Object.keys(run[field])))];
+  section(id, title, ...(mark ? [make("p", { class: "quiet" }, "≠ marks what differs.")] : []),
+    make("div", { class: several ? "stack" : "columns" }, ...groups.map(named)));
+}
+
+function contents() {
+  const links = [...main.querySelectorAll("h2")].map((heading) =>
+    make("li", {}, make("a", { href: `#${heading.id}` }, heading.textContent.trim())));
+  document.getElementById("contents").append(make("ul", {}, ...links));
+}
+
+cards();
+learningCurves();
+layers();
+runs.forEach(runDetails);
+comparisons("settings", "Settings", "settings", true);
+comparisons("timings", "Timings", "timings", false);
+contents();

@@ -1,0 +1,140 @@
+"""Trials: kept by their settings, cut and taken up again without a trace, refusals with reasons."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lpom import fit, methods, mlp
+from lpom.experiments import trials
+from lpom.experiments.trials import Store, Trial, parts, run
+from lpom.methods import Adam
+from lpom.training import evaluate
+
+TRIAL = Trial("blobs", (8,), "adam", loss="squared", epochs=4, batch_size=20)
+
+
+def results(record):
+    """What must not depend on how a trial was run; times may."""
+    kept = {k: v for k, v in record.items() if k not in ("seconds", "curve", "machine")}
+    times = ("seconds", "samples_per_second")
+    curve = [{k: v for k, v in epoch.items() if k not in times} for epoch in record["curve"]]
+    return json.loads(json.dumps({**kept, "curve": curve}))
+
+
+def test_the_key_names_settings_and_stays():
+    """Long runs are stored by it: a field that is added may not change it."""
+    assert TRIAL.key == Trial("blobs", (8,), "adam", loss="squared", epochs=4, batch_size=20).key
+    assert TRIAL.key != replace(TRIAL, seed=1).key
+    assert Trial("mnist", (300,), "lpom", {"mu": 20.0}, seed=2).key == "ab9dd20ec4e29334"
+
+
+def test_a_store_passes_over_a_line_that_was_cut(tmp_path):
+    store = Store(tmp_path / "deep" / "results.jsonl")
+    store.add({"key": "a", "score": 1})
+    with store.path.open("a") as file:
+        file.write('{"key": "b", "sco')
+    store.add({"key": "c"})
+    assert [record["key"] for record in store] == ["a", "c"]
+
+
+def test_a_finished_trial_is_not_run_again(tmp_path, blobs, monkeypatch):
+    store = Store(tmp_path / "results.jsonl")
+    first = run(TRIAL, blobs, store)
+    monkeypatch.setattr(trials, "fit", None)
+    assert results(run(TRIAL, blobs, store)) == results(first)
+    assert len(list(store)) == 1
+
+
+def test_epoch_by_epoch_is_one_run_of_fit(tmp_path, blobs):
+    """The start is ``lpom.mlp`` of the seed; schedules go on over the pieces."""
+    trial = replace(TRIAL, batch_size=90, seed=3)  # one batch: its order does not matter
+    record = run(trial, blobs, Store(tmp_path / "results.jsonl"))
+    model = mlp([5, 8, 3], seed=3)
+    fit(model, blobs.x_train, blobs.y_train, method="adam", loss="squared", epochs=4, batch_size=90)
+    loss, score = evaluate(model, blobs.x_test, blobs.y_test, loss="squared")
+    assert record["score"] == score
+    assert record["loss_value"] == pytest.approx(loss, rel=1e-5)
+
+
+SETTINGS = [(name, {}) for name in methods.names()]
+SETTINGS += [("lpom", {"order": "top-down", "sweeps": 2}), ("lpom", {"weights": "exact"})]
+
+
+@pytest.mark.parametrize("step", [3, 8, 17])
+@pytest.mark.parametrize(("name", "params"), SETTINGS)
+def test_a_cut_trial_goes_on_bit_for_bit(tmp_path, blobs, interrupt, name, params, step):
+    trial = replace(TRIAL, method=name, params=params)
+    method = methods.METHODS[name]
+    whole = run(trial, blobs, Store(tmp_path / "whole.jsonl"))
+    store = Store(tmp_path / "cut" / "results.jsonl")
+    interrupt(method, 3 if method.full_batch else step)  # 5 steps an epoch, or 1
+    with pytest.raises(KeyboardInterrupt):
+        run(trial, blobs, store)
+    assert not list(store)
+    assert results(run(trial, blobs, store)) == results(whole)
+    assert not list((tmp_path / "cut" / "unfinished").glob("*"))
+
+
+def test_a_cut_trial_does_not_repeat_its_finished_epochs(tmp_path, blobs, interrupt):
+    store, seen = Store(tmp_path / "results.jsonl"), []
+    interrupt(Adam, 13)  # in the third of four epochs
+    with pytest.raises(KeyboardInterrupt):
+        run(TRIAL, blobs, store)
+    run(TRIAL, blobs, store, on_epoch=lambda epoch: seen.append(epoch.epoch))
+    assert seen == [3, 4]
+
+
+def test_a_method_that_can_not_leaves_its_reason(tmp_path, blobs):
+    store = Store(tmp_path / "results.jsonl")
+    record = run(replace(TRIAL, params={"learning_rate": -1.0}), blobs, store)
+    assert "learning_rate must be a number above 0" in record["reason"]
+    assert "score" not in record
+    assert [kept["reason"] for kept in store] == [record["reason"]]
+
+
+def test_divergence_is_a_reason_that_names_the_epoch_of_the_trial(tmp_path, blobs, monkeypatch):
+    whole, steps = Adam.step, 0
+
+    def step(self, problem, batch, state):
+        nonlocal steps
+        steps += 1
+        outputs = whole(self, problem, batch, state)
+        if steps == 12:  # in the third epoch
+            with torch.no_grad():
+                problem.network.parameters[0].fill_(float("nan"))
+        return outputs
+
+    monkeypatch.setattr(Adam, "step", step)
+    record = run(TRIAL, blobs, Store(tmp_path / "results.jsonl"))
+    assert record["reason"].startswith("weights became NaN or infinite in epoch 3 of 4.")
+    assert not list((tmp_path / "unfinished").glob("*"))
+
+
+def test_what_a_method_says_is_kept(tmp_path, blobs):
+    record = run(replace(TRIAL, activation="step"), blobs, Store(tmp_path / "results.jsonl"))
+    assert len(record["remarks"]) == 1
+    assert "only the last layer learns" in record["remarks"][0]
+
+
+def test_watched_closely_it_trains_the_same(tmp_path, blobs):
+    plain = run(TRIAL, blobs, Store(tmp_path / "plain.jsonl"))
+    close = run(TRIAL, blobs, Store(tmp_path / "close.jsonl"), closely=True)
+    assert close["score"] == plain["score"]
+    assert close["loss_value"] == plain["loss_value"]
+    assert [epoch["validation_score"] for epoch in plain["curve"]] == [None] * 4
+    assert close["curve"][-1]["validation_score"] == close["score"]
+    # gradient and Adam's two means, 75 numbers each, and a little more
+    assert 3 * 4 * 75 < close["peak_bytes"] < 3 * 4 * 75 + 10_000
+
+
+def test_tuning_never_sees_the_test_data(blobs):
+    (X, y), (X_held, y_held) = parts(blobs, "validation")
+    assert (len(X), len(X_held)) == (75, 15)
+    rows = torch.cat([X, X_held])
+    order = [int((rows == torch.from_numpy(row)).all(1).nonzero()) for row in blobs.x_train]
+    assert sorted(order) == list(range(90))
+    assert torch.equal(torch.cat([y, y_held])[order], torch.from_numpy(blobs.y_train))

@@ -1,0 +1,447 @@
+"""The estimators are scikit-learn estimators, and do what this library adds to that."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits, make_multilabel_classification, make_regression
+from sklearn.dummy import DummyRegressor
+from sklearn.exceptions import NotFittedError
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.neural_network import MLPClassifier as BackpropClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import lpom
+from lpom import MLPClassifier, MLPRegressor
+
+
+@parametrize_with_checks([MLPClassifier(max_iter=40), MLPRegressor(max_iter=40)])
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    return train_test_split(X / 16, y, test_size=0.25, random_state=0, stratify=y)
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    """Three overlapping classes with names, 240 rows of 6 columns."""
+    rng = np.random.default_rng(0)
+    codes = np.arange(240) % 3
+    X = rng.normal(size=(240, 6)) + 1.5 * np.eye(6)[codes]
+    return X, np.array(["ash", "birch", "cedar"])[codes]
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    X, y = make_regression(400, 5, n_targets=2, noise=1.0, random_state=0)
+    return X, y / y.std(0)
+
+
+def small(kind=MLPClassifier, **params):
+    return kind(**{"hidden_layer_sizes": (16,), "max_iter": 20, "random_state": 0} | params)
+
+
+# -- quality ----------------------------------------------------------------------------------
+
+
+def test_digits_beside_scikit_learns_own(digits):
+    X_train, X_test, y_train, y_test = digits
+    ours = MLPClassifier(random_state=0).fit(X_train, y_train).score(X_test, y_test)
+    theirs = BackpropClassifier(random_state=0, max_iter=400).fit(X_train, y_train)
+    assert ours >= 0.96
+    assert ours >= theirs.score(X_test, y_test) - 0.015
+
+
+def test_several_outputs_are_learned(numbers):
+    X, Y = numbers
+    model = MLPRegressor(random_state=0).fit(X[:300], Y[:300])
+    assert model.predict(X).shape == Y.shape
+    assert model.n_outputs_ == 2
+    dummy = DummyRegressor().fit(X[:300], Y[:300])
+    error, chance = (((m.predict(X[300:]) - Y[300:]) ** 2).mean() for m in (model, dummy))
+    assert error < 0.05 * chance
+
+
+def test_several_labels_are_learned():
+    X, Y = make_multilabel_classification(600, n_classes=4, random_state=0)
+    X = StandardScaler().fit_transform(X)
+    model = MLPClassifier(random_state=0, max_iter=50).fit(X[:450], Y[:450])
+    assert model.predict_proba(X).shape == Y.shape
+    assert set(np.unique(model.predict(X))) == {0, 1}
+    right = (model.predict(X[450:]) == Y[450:]).mean()
+    majority = np.maximum(Y[450:].mean(0), 1 - Y[450:].mean(0)).mean()
+    assert right > majority + 0.1
+    np.testing.assert_array_equal(model.predict(X), model.decision_function(X) > 0)
+
+
+def test_a_stream_of_chunks_is_learned(digits):
+    X_train, X_test, y_train, y_test = digits
+    model = MLPClassifier(random_state=0)
+    for _ in range(30):
+        for rows in np.array_split(np.arange(len(X_train)), 10):
+            model.partial_fit(X_train[rows], y_train[rows], classes=np.arange(10))
+    assert model.score(X_test, y_test) > 0.95
+    assert model.n_iter_ == 300
+    assert model.t_ == 30 * len(X_train)
+    rates = {group["lr"] for group in model.result_.state.optimizer.param_groups}
+    assert rates == {lpom.LPOM().learning_rate}
+
+
+def test_balanced_weights_find_the_rare_class():
+    rng = np.random.default_rng(0)
+    y = np.arange(600) % 20 == 0
+    X = rng.normal(size=(600, 4)) + 1.2 * y[:, None]
+    plain, balanced = (
+        balanced_accuracy_score(y, small(class_weight=w, max_iter=40).fit(X, y).predict(X))
+        for w in (None, "balanced")
+    )
+    assert balanced > plain + 0.1
+
+
+# -- outputs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["auto", "cross-entropy", "squared", "hinge", "huber"])
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_probabilities_sum_to_one_and_agree_with_predict(blobs, loss, n_classes):
+    X, y = blobs
+    X, y = X[y < "c"] if n_classes == 2 else X, y[y < "c"] if n_classes == 2 else y
+    model = small(loss=loss).fit(X, y)
+    assert model.n_outputs_ == (1 if n_classes == 2 and loss != "cross-entropy" else n_classes)
+    p, scores = model.predict_proba(X), model.decision_function(X)
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert p.min() >= 0
+    # squeezed outputs may tie where the outputs themselves do not
+    top = p[np.arange(len(X)), np.searchsorted(model.classes_, model.predict(X))]
+    np.testing.assert_array_equal(top, p.max(1))
+    chosen = (scores > 0).astype(int) if n_classes == 2 else scores.argmax(1)
+    np.testing.assert_array_equal(model.classes_[chosen], model.predict(X))
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(model.predict_log_proba(X), np.log(p))
+
+
+def test_a_row_with_every_output_squeezed_to_zero_goes_to_the_largest(blobs):
+    model = small(loss="squared").fit(*blobs)
+    with torch.no_grad():
+        model._model[-1].weight.zero_()
+        model._model[-1].bias.copy_(torch.tensor([-3.0, -1.0, -2.0]))
+    np.testing.assert_array_equal(model.predict_proba(blobs[0][:2]), [[0, 1, 0]] * 2)
+
+
+@pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
+def test_to_torch_is_the_same_function_and_a_copy(blobs, numbers, kind):
+    X, y = blobs if kind is MLPClassifier else numbers
+    model = small(kind).fit(X, y)
+    ask = model.decision_function if kind is MLPClassifier else model.predict
+    before, module = ask(X), model.to_torch()
+    assert isinstance(module, torch.nn.Sequential)
+    np.testing.assert_array_equal(module(torch.tensor(X)).detach().numpy(), before)
+    with torch.no_grad():
+        module[0].weight.zero_()
+    np.testing.assert_array_equal(ask(X), before)
+
+
+def test_fitted_attributes_describe_the_network(blobs):
+    X, y = blobs
+    model = small(hidden_layer_sizes=(7, 5), activation="logistic").fit(X, y)
+    assert [W.shape for W in model.coefs_] == [(6, 7), (7, 5), (5, 3)]
+    assert [b.shape for b in model.intercepts_] == [(7,), (5,), (3,)]
+    assert (model.n_layers_, model.n_outputs_, model.out_activation_) == (4, 3, "softmax")
+    assert model.n_iter_ == len(model.loss_curve_) == len(model.history_) == 20
+    assert (model.t_, model.loss_) == (20 * 240, model.loss_curve_[-1])
+    assert model.best_loss_ == min(model.loss_curve_)
+    assert model.validation_scores_ is model.best_validation_score_ is None
+
+    def squash(z):
+        return 1 / (1 + np.exp(-z))
+
+    hidden = X
+    for W, b in zip(model.coefs_[:-1], model.intercepts_[:-1], strict=True):
+        hidden = squash(hidden @ W + b)
+    outputs = hidden @ model.coefs_[-1] + model.intercepts_[-1]
+    np.testing.assert_allclose(outputs, model.decision_function(X), rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match="read-only"):
+        model.coefs_[0][:] = 0
+
+
+def test_float32_stays_float32(blobs, numbers):
+    for kind, (X, y) in ((MLPClassifier, blobs), (MLPRegressor, numbers)):
+        model = small(kind).fit(X.astype(np.float32), y)
+        ask = model.predict_proba if kind is MLPClassifier else model.predict
+        assert ask(X).dtype == ask(X.astype(np.float32)).dtype == model.coefs_[0].dtype
+        assert model.coefs_[0].dtype == np.float32
+        assert small(kind).fit(X, y).coefs_[0].dtype == np.float64
+
+
+@pytest.mark.parametrize("container", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
+def test_sparse_data_gives_what_dense_data_gives(blobs, container):
+    X, y = np.where(np.abs(blobs[0]) > 0.5, blobs[0], 0), blobs[1]
+    dense, thin = small().fit(X, y), small().fit(container(X), y)
+    np.testing.assert_allclose(thin.decision_function(container(X)), dense.decision_function(X))
+
+
+def test_weights_are_repetitions_on_whole_batches(blobs):
+    X, y = blobs[0][:40], blobs[1][:40]
+    times = np.arange(40) % 4
+    weighted = small(batch_size=40).fit(X, y, sample_weight=times)
+    repeated = small(batch_size=int(times.sum())).fit(X.repeat(times, 0), y.repeat(times))
+    np.testing.assert_allclose(
+        weighted.decision_function(X), repeated.decision_function(X), rtol=1e-9
+    )
+    plain = small(batch_size=40).fit(X, y)
+    assert np.abs(plain.decision_function(X) - weighted.decision_function(X)).max() > 1e-3
+
+
+def test_class_weight_multiplies_sample_weight(blobs):
+    X, y = blobs
+    each = {"ash": 1.0, "birch": 3.0, "cedar": 0.5}
+    by_row = np.array([each[name] for name in y])
+    other = 1.0 + np.arange(len(y)) % 2
+    for sample_weight in (None, other):
+        mixed = small(class_weight=each).fit(X, y, sample_weight=sample_weight)
+        product = by_row if sample_weight is None else by_row * other
+        plain = small().fit(X, y, sample_weight=product)
+        np.testing.assert_array_equal(mixed.predict_proba(X), plain.predict_proba(X))
+
+
+# -- going on, stopping -------------------------------------------------------------------------
+
+
+def test_warm_start_goes_on(digits):
+    X, y = digits[0], digits[2]
+    model = small(warm_start=True, max_iter=10, learning_rate_init=0.01).fit(X, y)
+    first = model.loss_curve_
+    model.fit(X, y)
+    assert model.loss_curve_[:10] == first
+    assert model.n_iter_ == 20
+    assert model.loss_curve_[10] < 1.1 * first[-1] < 0.5 * first[0]
+    assert model.loss_ < 0.9 * first[-1]
+    assert [epoch.epoch for epoch in model.history_] == list(range(1, 21))
+    with pytest.raises(ValueError, match="64-16-10.*64-8-10"):
+        model.set_params(hidden_layer_sizes=8).fit(X, y)
+
+
+def test_partial_fit_keeps_the_optimiser_even_through_pickle(blobs):
+    X, y = blobs
+    straight = small().partial_fit(X, y, classes=np.unique(y))
+    broken = pickle.loads(pickle.dumps(straight))
+    forgetful = deepcopy(straight)
+    forgetful.result_.state = None
+    for model in (straight, broken, forgetful):
+        model.partial_fit(X[:60], y[:60])
+    np.testing.assert_array_equal(straight.predict_proba(X), broken.predict_proba(X))
+    assert np.abs(straight.predict_proba(X) - forgetful.predict_proba(X)).max() > 1e-6
+
+
+def test_partial_fit_takes_up_a_changed_method(blobs):
+    X, y = blobs
+    model = small().partial_fit(X, y, classes=np.unique(y))
+    model.set_params(method__learning_rate=0.5).partial_fit(X, y)
+    assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.5
+    model.set_params(learning_rate_init=0.25).partial_fit(X, y)
+    assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_early_stopping_keeps_the_best_weights(digits):
+    X, y = digits[0], digits[2]
+    model = small(early_stopping=True, max_iter=200, n_iter_no_change=3, tol=1e-3).fit(X, y)
+    assert model.result_.status == "stopped-early"
+    assert model.n_iter_ == len(model.validation_scores_) < 200
+    assert model.best_validation_score_ == max(model.validation_scores_) > 0.85
+    assert model.best_loss_ is None
+    assert model.t_ == model.n_iter_ * (len(X) - round(0.1 * len(X)))
+
+
+def test_training_loss_that_stands_still_ends_training(blobs):
+    model = small(max_iter=500, tol=0.5, n_iter_no_change=4).fit(*blobs)
+    assert model.result_.status == "stopped-early"
+    assert 4 <= model.n_iter_ < 50
+
+
+def test_an_interrupted_fit_leaves_a_usable_model(blobs, monkeypatch):
+    X, y = blobs
+    step, calls = lpom.LPOM.step, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 8:
+            raise KeyboardInterrupt
+        return step(*args)
+
+    monkeypatch.setattr(lpom.LPOM, "step", interrupted)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model = small().fit(X, y)
+    assert model.result_.status == "interrupted"
+    assert model.n_iter_ == 2
+    assert model.predict(X).shape == y.shape
+
+
+def test_verbose_prints_a_line_per_epoch(blobs, capsys):
+    small(verbose=True, max_iter=3).fit(*blobs)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[0].startswith("epoch 1: loss ")
+
+
+# -- parameters ---------------------------------------------------------------------------------
+
+
+def test_a_grid_search_reaches_the_method_and_the_layers(blobs):
+    grid = {"method__mu": [0.01, 20.0], "hidden_layer_sizes": [(4,), 8]}
+    search = GridSearchCV(small(max_iter=5), grid, cv=2).fit(*blobs)
+    assert len(search.cv_results_["params"]) == 4
+    assert search.best_estimator_.method.mu == search.best_params_["method__mu"]
+    scores = search.cv_results_["mean_test_score"]
+    assert len(set(scores)) > 1
+
+
+def test_method_parameters_can_be_set_on_a_name():
+    model = MLPClassifier()
+    assert model.get_params()["method__mu"] == lpom.LPOM().mu
+    assert "method__mu" not in model.get_params(deep=False)
+    assert model.set_params(method__mu=3.0, max_iter=7).method.mu == 3.0
+    assert (model.max_iter, model.get_params()["method__mu"]) == (7, 3.0)
+    assert clone(model).method.mu == 3.0
+    assert clone(model).method is not model.method
+    assert model.set_params(method="lpom", method__sweeps=2).method.sweeps == 2
+    assert model.method.mu == lpom.LPOM().mu
+    untouched = MLPClassifier()
+    with pytest.raises(ValueError, match="Invalid parameter 'nu'"):
+        untouched.set_params(method__nu=1)
+    assert untouched.method == "lpom"
+
+
+def test_pipelines_and_cross_validation(blobs):
+    X, y = blobs
+    pipeline = make_pipeline(StandardScaler(), small(max_iter=60, learning_rate_init=0.02))
+    assert cross_val_score(pipeline, X, y, cv=3).mean() > 0.65  # chance is 1/3
+
+
+def test_same_random_state_same_model_and_global_generators_are_left_alone(blobs):
+    X, y = blobs
+    torch.manual_seed(0)
+    np.random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()
+    a, b, c = (small(random_state=seed).fit(X, y).predict_proba(X) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(a, b)
+    assert np.abs(a - c).max() > 1e-3
+    assert torch.equal(torch.get_rng_state(), before[0])
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])
+
+
+def test_names_of_columns_are_kept_and_checked(blobs):
+    X, y = blobs
+    table = pd.DataFrame(X, columns=list("abcdef"))
+    model = small().fit(table, pd.Series(y))
+    assert list(model.feature_names_in_) == list("abcdef")
+    assert model.predict(table)[0] in y
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(table.rename(columns={"a": "z"}))
+
+
+def test_pickles_hold_no_data(blobs):
+    X, y = blobs
+    model = small().fit(X, y)
+    back = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
+    assert back.result_.state.X is None
+
+
+# -- bad input ----------------------------------------------------------------------------------
+
+
+def with_nan(X):
+    return np.where(np.arange(X.size).reshape(X.shape) == 5, np.nan, X)
+
+
+BAD = {
+    "NaN": (lambda X, y: (with_nan(X), y), {}, "NaN"),
+    "no rows": (lambda X, y: (X[:0], y[:0]), {}, "0 sample"),
+    "lengths": (lambda X, y: (X, y[:-1]), {}, "inconsistent numbers of samples"),
+    "one class": (lambda X, y: (X, np.full(len(X), "ash")), {}, "one class only, 'ash'"),
+    "numbers": (lambda X, y: (X, X[:, 0]), {}, "continuous"),
+    "matrix": (lambda X, y: (X, np.arange(480).reshape(240, 2) % 3), {}, "MultiOutputClassifier"),
+    "method": (None, {"method": "lpon"}, "did you mean 'lpom'"),
+    "activation": (None, {"activation": "rleu"}, "did you mean 'relu'"),
+    "loss": (None, {"loss": "hnige"}, "did you mean 'hinge'"),
+    "sizes": (None, {"hidden_layer_sizes": (5, 0)}, "at least 1"),
+    "batch": (None, {"batch_size": 1000}, "number of samples, 240"),
+    "batch word": (None, {"batch_size": "all"}, "unless 'auto'"),
+    "epochs": (None, {"max_iter": 0}, "max_iter must be a whole number"),
+    "mu": (None, {"method": lpom.LPOM(mu=-1.0)}, "mu"),
+    "mu length": (None, {"method": lpom.LPOM(mu=[1.0])}, "mu"),
+    "held out": (None, {"early_stopping": True, "validation_fraction": 0.0}, "test_size"),
+    "diverging": (None, {"learning_rate_init": 1e200}, "NaN or infinite"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_a_sentence_and_leaves_the_model_as_it_was(blobs, case):
+    X, y = blobs
+    change, params, sentence = BAD[case]
+    table = pd.DataFrame(X, columns=list("abcdef"))
+    model = small().fit(table, y)
+    before, known = model.predict_proba(table), set(vars(model))
+    model.set_params(**params)
+    with pytest.raises((ValueError, TypeError, lpom.DivergenceError), match=sentence):
+        model.fit(*(change(X, y) if change else (X, y)))
+    assert set(vars(model)) == known
+    np.testing.assert_array_equal(model.predict_proba(table), before)
+
+
+def test_partial_fit_says_what_it_cannot_do(blobs):
+    X, y = blobs
+    with pytest.raises(ValueError, match="first call of partial_fit needs classes"):
+        small().partial_fit(X, y)
+    with pytest.raises(ValueError, match="cannot stop early"):
+        small(early_stopping=True).partial_fit(X, y, classes=np.unique(y))
+    with pytest.raises(ValueError, match="all data at once"):
+        small(class_weight="balanced").partial_fit(X, y, classes=np.unique(y))
+    model = small().partial_fit(X, y, classes=np.unique(y))
+    before = model.predict_proba(X)
+    with pytest.raises(ValueError, match="'oak'; those were 'ash', 'birch', 'cedar'"):
+        model.partial_fit(X, np.where(y == "ash", "oak", y))
+    with pytest.raises(ValueError, match="classes cannot change"):
+        model.partial_fit(X, y, classes=["ash", "oak"])
+    with pytest.raises(ValueError, match="one class label per row"):
+        model.partial_fit(X, np.eye(3, dtype=int)[np.arange(240) % 3])
+    with pytest.raises(lpom.DivergenceError):
+        model.set_params(learning_rate_init=1e200).partial_fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), before)
+    model.set_params(learning_rate_init=None).partial_fit(X, y)
+    assert np.isfinite(model.predict_proba(X)).all()
+
+
+def test_a_chunk_that_diverges_leaves_weights_optimiser_and_batch_order(blobs):
+    X, y = blobs
+    model = small().partial_fit(X, y, classes=np.unique(y))
+    twin = deepcopy(model)
+    with pytest.raises(lpom.DivergenceError):
+        model.partial_fit(X * 1e300, y)
+    np.testing.assert_array_equal(
+        model.partial_fit(X, y).predict_proba(X), twin.partial_fit(X, y).predict_proba(X)
+    )
+
+
+def test_wrong_number_of_columns_and_unfitted(blobs):
+    X, y = blobs
+    with pytest.raises(NotFittedError):
+        small().predict(X)
+    with pytest.raises(NotFittedError):
+        small().to_torch()
+    with pytest.raises(ValueError, match="5 features.*expecting 6"):
+        small().fit(X, y).predict(X[:, :5])

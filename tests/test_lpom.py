@@ -1,0 +1,142 @@
+"""What sets the method apart, shown on digits: jumps train, depth is safe, orders agree."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import lpom
+from lpom import LPOM, ConvergenceWarning
+from lpom.methods.backprop import Adam
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    X, y = torch.tensor(X / 16, dtype=torch.float32), torch.tensor(y)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
+    X, y = X[order], y[order]
+    return (X[:1400], y[:1400]), (X[1400:], y[1400:])
+
+
+def accuracy(digits, sizes, activation, method, epochs=12, seed=0, **options):
+    train, test = digits
+    model = lpom.mlp([64, *sizes, 10], activation, seed=seed)
+    lpom.fit(model, *train, method=method, epochs=epochs, seed=seed, batch_size=50, **options)
+    return lpom.evaluate(model, *test)[1], model
+
+
+@pytest.mark.parametrize("activation", ["step", "sign", "staircase"])
+def test_networks_without_any_derivative_train_and_back_propagation_does_not(digits, activation):
+    ours, model = accuracy(digits, (100, 50), activation, LPOM())
+    assert ours > 0.9
+    assert model[1].activation.jumps  # the network handed out has the true function
+    with pytest.warns(ConvergenceWarning, match="only the last layer learns"):
+        theirs, _ = accuracy(digits, (100, 50), activation, Adam())
+    assert theirs < ours - 0.1
+
+
+def test_the_lower_layers_of_a_step_network_move(digits):
+    train, _ = digits
+    model = lpom.mlp([64, 30, 20, 10], "step", seed=0)
+    before = [p.detach().clone() for p in model.parameters()]
+    lpom.fit(model, *train, epochs=1, seed=0)
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert not torch.equal(old, new)
+
+
+def test_continuation_can_be_turned_off(digits):
+    """Trained on the jumps themselves: worse, and said nowhere to be better."""
+    ramps, _ = accuracy(digits, (100, 50), "step", LPOM())
+    jumps, _ = accuracy(digits, (100, 50), "step", LPOM(continuation=False, mu=5.0))
+    assert 0.2 < jumps < ramps
+
+
+def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe_step(digits):
+    """A deep tanh network lies past the bound of Theorem 2 from the start."""
+    options = {"order": "top-down", "sweeps": 3, "mu": 0.3}
+    deep = (32,) * 8
+    with pytest.warns(ConvergenceWarning, match="diverge"):
+        plain, _ = accuracy(digits, deep, "tanh", LPOM(step_rule="plain", **options), epochs=6)
+    safe, _ = accuracy(digits, deep, "tanh", LPOM(step_rule="safe", **options), epochs=6)
+    assert plain < 0.3
+    assert safe > 0.85
+
+
+@pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
+def test_every_order_learns(digits, order):
+    sweeps = 1 if order == "interleaved" else 3
+    score, _ = accuracy(digits, (60, 30), "relu", LPOM(order=order, sweeps=sweeps), epochs=8)
+    assert score > 0.9
+
+
+@pytest.mark.parametrize("activation", lpom.activations.names())
+def test_every_activation_trains(digits, activation):
+    score, _ = accuracy(digits, (60,), activation, LPOM(), epochs=8)
+    assert score > 0.85
+
+
+@pytest.mark.parametrize(
+    ("loss", "output"),
+    [
+        ("squared", "identity"),
+        ("squared", "leaky_relu"),
+        ("cross-entropy", "identity"),
+        ("binary-cross-entropy", "identity"),
+        ("hinge", "identity"),
+        ("huber", "identity"),
+    ],
+)
+def test_every_loss_trains(digits, loss, output):
+    train, test = digits
+    model = lpom.mlp([64, 60, 10], output=output, seed=0)
+    lpom.fit(model, *train, loss=loss, epochs=12, seed=0, batch_size=50)
+    assert lpom.evaluate(model, *test, loss=loss)[1] > 0.9
+
+
+def test_exact_weights_train_a_deep_network(digits):
+    score, model = accuracy(digits, (60, 40, 30, 20), "relu", LPOM(weights="exact"), epochs=6)
+    assert score > 0.9
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+def test_sweeping_stops_when_states_settle(digits):
+    """With a tolerance, many allowed sweeps end where few do, and the states are settled."""
+    train, _ = digits
+    model = lpom.mlp([64, 30, 20, 10], "tanh", seed=0)
+    settled = LPOM(order="top-down", sweeps=500, tolerance=1e-4)
+    residuals = [
+        layer.state_residual for layer in lpom.diagnose(model, *train, method=settled).layers
+    ]
+    once = LPOM(order="top-down", sweeps=1)
+    rough = [layer.state_residual for layer in lpom.diagnose(model, *train, method=once).layers]
+    assert max(residuals) < 2e-4
+    assert max(rough) > 10 * max(residuals)
+
+
+def test_mu_per_layer_and_for_the_output(digits):
+    (X, y), _ = digits
+    runs = []
+    for method in (LPOM(mu=[20.0, 20.0, 5.0]), LPOM(mu=20.0, mu_output=5.0), LPOM(mu=20.0)):
+        model = lpom.mlp([64, 30, 20, 10], seed=0)
+        lpom.fit(model, X, y, method=method, epochs=1, seed=0)
+        runs.append(model[0].weight.detach())
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
+
+
+def test_frozen_parameters_stay(digits):
+    train, _ = digits
+    for method in (LPOM(), LPOM(weights="exact")):
+        model = lpom.mlp([64, 30, 10], seed=0)
+        model[0].requires_grad_(False)
+        frozen, free = model[0].weight.clone(), model[2].weight.detach().clone()
+        lpom.fit(model, *train, method=method, epochs=1, seed=0)
+        assert torch.equal(model[0].weight, frozen)
+        assert not torch.equal(model[2].weight, free)
+
+
+def test_any_torch_optimiser_serves(digits):
+    method = LPOM(optimizer=lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.01))
+    score, _ = accuracy(digits, (60,), "relu", method, epochs=8)
+    assert score > 0.9

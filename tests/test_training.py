@@ -1,0 +1,291 @@
+"""fit(): what it records, how it stops, what it refuses, what it leaves behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import lpom
+from lpom import LPOM, ConvergenceWarning, DivergenceError, EarlyStopping
+
+
+@pytest.fixture(scope="module")
+def digits():
+    X, y = load_digits(return_X_y=True)
+    X = torch.tensor(X / 16, dtype=torch.float32)
+    y = torch.tensor(y)
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    X, y = X[order], y[order]
+    return (X[:1400], y[:1400]), (X[1400:], y[1400:])
+
+
+def weights(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def test_history_holds_what_is_promised(digits):
+    train, test = digits
+    model = lpom.mlp([64, 30, 20, 10], seed=0)
+    result = lpom.fit(model, *train, epochs=3, validation_data=test, seed=0)
+    assert result.status == "finished" and len(result.history) == 3
+    last = result.history[-1]
+    assert last.epoch == 3 and last.seconds > 0
+    assert last.samples_per_second == pytest.approx(1400 / last.seconds)
+    assert len(last.gaps) == len(last.rates) == 3
+    assert last.objective > 0 and all(gap >= 0 for gap in last.gaps)
+    assert result.history.metric == "accuracy"
+    loss, score = lpom.evaluate(model, *test)
+    assert (last.validation_loss, last.validation_score) == pytest.approx((loss, score))
+    assert result.seconds >= result.training_seconds > 0
+    assert result.history.column("loss")[0] > last.loss
+
+
+def test_measured_loss_and_accuracy_are_those_of_torch(digits):
+    _, (X, y) = digits
+    model = lpom.mlp([64, 30, 10], seed=0)
+    loss, accuracy = lpom.evaluate(model, X, y)
+    outputs = model(X).detach()
+    assert loss == pytest.approx(float(nn.functional.cross_entropy(outputs, y)), rel=1e-5)
+    assert accuracy == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
+
+
+def test_prediction_is_a_plain_forward_pass(digits):
+    """The trained weights in a network made of torch alone say the same: no label takes part."""
+    train, (X, _) = digits
+    model = nn.Sequential(nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    lpom.fit(model, *train, epochs=1, seed=0)
+    assert [type(m) for m in model] == [nn.Linear, nn.ReLU, nn.Linear]
+    bare = nn.Sequential(nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+    bare.load_state_dict(model.state_dict())
+    for shuffled in (X, X.flip(0).flip(0)):
+        torch.testing.assert_close(bare(shuffled), model(X), rtol=0, atol=0)
+    one_by_one = torch.cat([model(row[None]) for row in X[:20]])
+    torch.testing.assert_close(one_by_one, model(X[:20]))
+
+
+def test_same_seed_same_weights(digits):
+    train, _ = digits
+    runs = []
+    for seed in (0, 0, 1):
+        model = lpom.mlp([64, 20, 10], seed=0)
+        lpom.fit(model, *train, epochs=1, seed=seed)
+        runs.append(weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(runs[0], runs[1], strict=True))
+    assert not torch.equal(runs[0][0], runs[2][0])
+
+
+def test_arrays_sparse_rows_and_loaders_train_alike(digits):
+    from scipy import sparse
+
+    (X, y), _ = digits
+    given = [
+        (X, y),
+        (X.numpy(), y.numpy()),
+        (sparse.csr_matrix(X.numpy()), y.numpy()),
+        (DataLoader(TensorDataset(X, y), batch_size=len(X)), None),
+    ]
+    trained = []
+    for inputs, targets in given:
+        model = lpom.mlp([64, 20, 10], seed=0)
+        size = None if targets is None else len(X)
+        lpom.fit(model, inputs, targets, epochs=3, batch_size=size, seed=0)
+        trained.append(weights(model))
+    for other in trained[1:]:
+        for a, b in zip(trained[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_dtype_follows_the_module(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0, dtype=torch.float64)
+    lpom.fit(model, X, y, epochs=1, seed=0)
+    assert all(p.dtype == torch.float64 for p in model.parameters())
+
+
+def test_regression_reports_r2():
+    X, y = load_diabetes(return_X_y=True)
+    X = X / X.std(0)
+    y = (y - y.mean()) / y.std()
+    model = lpom.mlp([10, 20, 1], seed=0, dtype=torch.float64)
+    result = lpom.fit(model, X, y, method=LPOM(learning_rate=0.01), epochs=60, seed=0)
+    assert result.history.metric == "r2"
+    _, r2 = lpom.evaluate(model, X, y)
+    outputs = model(torch.tensor(X)).detach().numpy()[:, 0]
+    assert r2 == pytest.approx(1 - ((outputs - y) ** 2).sum() / ((y - y.mean()) ** 2).sum())
+    assert r2 > 0.5
+
+
+def test_sample_weights_count_like_repeated_rows(digits):
+    (X, y), _ = digits
+    X, y = X[:60], y[:60]
+    counts = torch.arange(60) % 3
+    again = torch.repeat_interleave(torch.arange(60), counts)
+    for method in (LPOM(), LPOM(weights="exact"), LPOM(order="top-down", sweeps=2)):
+        a, b = (lpom.mlp([64, 12, 10], seed=0, dtype=torch.float64) for _ in range(2))
+        options = {"method": method, "epochs": 3, "seed": 0}
+        lpom.fit(a, X, y, sample_weight=counts, batch_size=60, **options)
+        lpom.fit(b, X[again], y[again], batch_size=len(again), **options)
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-8)
+
+
+def test_early_stopping_puts_the_best_weights_back(digits):
+    train, test = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    result = lpom.fit(
+        model,
+        *train,
+        epochs=200,
+        validation_data=test,
+        seed=0,
+        method=LPOM(learning_rate=0.02, schedule="constant"),
+        early_stopping=EarlyStopping(patience=3, min_delta=0.0),
+    )
+    assert result.status == "stopped-early" and len(result.history) < 200
+    best = max(result.history.column("validation_score"))
+    assert lpom.evaluate(model, *test)[1] == pytest.approx(best)
+
+
+def test_a_callback_stops_the_run(digits):
+    train, _ = digits
+    seen = []
+    result = lpom.fit(
+        lpom.mlp([64, 10], seed=0),
+        *train,
+        epochs=9,
+        seed=0,
+        callbacks=[lambda epoch: bool(seen.append(epoch.epoch)) or len(seen) == 2],
+    )
+    assert seen == [1, 2] and result.status == "stopped"
+
+
+def test_ctrl_c_leaves_a_usable_model(digits):
+    train, test = digits
+    model = lpom.mlp([64, 30, 10], seed=0)
+
+    def interrupt(epoch):
+        if epoch.epoch == 4:
+            raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="interrupted"):
+        result = lpom.fit(model, *train, epochs=50, seed=0, callbacks=[interrupt])
+    assert result.status == "interrupted" and len(result.history) == 4
+    assert lpom.evaluate(model, *test)[1] > 0.5
+
+
+def test_going_on_from_a_state_is_one_long_run(digits):
+    (X, y), _ = digits
+    whole, halves = lpom.mlp([64, 20, 10], seed=0), lpom.mlp([64, 20, 10], seed=0)
+    full = {"batch_size": len(X), "seed": 0}
+    lpom.fit(whole, X, y, epochs=4, **full)
+    first = lpom.fit(halves, X, y, epochs=2, span=(0, 0.5), **full)
+    lpom.fit(halves, X, y, epochs=2, span=(0.5, 1), state=first.state, **full)
+    for a, b in zip(whole.parameters(), halves.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)  # rows are summed in other orders
+
+
+def test_divergence_puts_the_last_good_weights_back(digits):
+    train, _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    kept = []
+
+    class Exploding(LPOM.__mro__[1]):  # a Method whose third epoch breaks the weights
+        name, equation, costs = "exploding", "", ""
+
+        def init(self, problem):
+            self.steps = 0
+            return lpom.methods.State()
+
+        def step(self, problem, batch, state):
+            self.steps += 1
+            with torch.no_grad():
+                problem.network.parameters[0].add_(float("nan") if self.steps > 28 else 0.01)
+
+        def objective(self, problem, batch, state):
+            kept.append(weights(model))
+            return lpom.objective(model, batch.inputs, batch.target)
+
+    with pytest.raises(DivergenceError, match=r"epoch 3.*end of epoch 2 were put back"):
+        lpom.fit(model, *train, epochs=9, method=Exploding(), seed=0)
+    assert len(kept) == 2
+    for a, b in zip(model.parameters(), kept[-1], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_dead_class_is_said_once(digits):
+    train, _ = digits
+    model = lpom.mlp([64, 20, 10], output="relu", seed=0)
+    with torch.no_grad():
+        model[2].bias[3] = -100.0  # output 3 says zero whatever comes
+    with pytest.warns(ConvergenceWarning, match="output 3 .* dead") as caught:
+        lpom.fit(model, *train, loss="squared", epochs=3, seed=0)
+    assert len(caught) == 1
+
+
+def test_a_diverging_sweep_is_said(digits):
+    train, _ = digits
+    model = lpom.mlp([64, *[32] * 6, 10], "tanh", seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    method = LPOM(order="top-down", sweeps=6, step_rule="plain", mu=1.0)
+    with pytest.warns(ConvergenceWarning, match="sweeps over the states diverge"):
+        lpom.fit(model, *train, method=method, epochs=1, seed=0)
+
+
+def test_a_rank_deficient_exact_step_is_said(digits):
+    (X, y), _ = digits
+    X = torch.cat([X, X], 1)
+    method = LPOM(weights="exact", ridge=0.0)
+    with pytest.warns(ConvergenceWarning, match="rank-deficient"):
+        lpom.fit(lpom.mlp([128, 20, 10], seed=0), X, y, method=method, epochs=1, batch_size=400)
+
+
+BAD = {
+    "wrong width": (lambda X, y: (X[:, :5], y), ValueError, r"shape \(n_samples, 64\).*\(90, 5\)"),
+    "nan in X": (lambda X, y: (X.where(X < 1, np.nan), y), ValueError, "X holds NaN"),
+    "no rows": (lambda X, y: (X[:0], y[:0]), ValueError, "no rows"),
+    "lengths": (lambda X, y: (X, y[:-1]), ValueError, "X has 90, y has 89"),
+    "class 10": (lambda X, y: (X, y + 1), ValueError, r"0\.\.9.*1\.\.10"),
+    "nan in y": (lambda X, y: (X, y.float().where(y > 0, np.nan)), ValueError, "y holds NaN"),
+    "strings": (lambda X, y: (X, np.array(["a"] * 90)), TypeError, "MLPClassifier"),
+    "no y": (lambda X, y: (X, None), TypeError, "y is missing"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_gets_a_sentence_and_changes_nothing(name, digits):
+    (X, y), _ = digits
+    spoil, error, sentence = BAD[name]
+    inputs, targets = spoil(X[:90].clone(), y[:90].clone())
+    model = lpom.mlp([64, 20, 10], seed=0)
+    before = weights(model)
+    with pytest.raises(error, match=sentence):
+        lpom.fit(model, inputs, targets, epochs=1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+SETTINGS = {
+    "mu length": ({"method": LPOM(mu=[1.0, 2.0, 3.0])}, "mu needs one value per weight layer.*2"),
+    "mu sign": ({"method": LPOM(mu=-1.0)}, "mu must be positive"),
+    "method": ({"method": "lpmo"}, "did you mean 'lpom'"),
+    "order": ({"method": LPOM(order="topdown")}, "top-down"),
+    "loss": ({"loss": "squard"}, "squared"),
+    "epochs": ({"epochs": 0}, "epochs must be a whole number"),
+    "batch": ({"batch_size": 91}, "between 1 and the number of samples, 90; got 91"),
+    "weight": ({"sample_weight": torch.zeros(90)}, "zero for every sample"),
+    "weights": ({"sample_weight": torch.ones(3)}, r"shape \(90,\)"),
+    "rate": ({"method": LPOM(learning_rate=0.0)}, "learning_rate must be a number above 0"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_bad_settings_get_a_sentence(name, digits):
+    (X, y), _ = digits
+    settings, sentence = SETTINGS[name]
+    with pytest.raises(ValueError, match=sentence):
+        lpom.fit(lpom.mlp([64, 20, 10], seed=0), X[:90], y[:90], **settings)
