@@ -11,6 +11,7 @@ eigenvectors where it is singular.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import final
@@ -104,8 +105,8 @@ def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
     r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
 
     The ridge is relative, :math:`\lambda = ridge \cdot \|A\|_F^2 / n`, so one default serves layers
-    of every scale, and a row that stands twice counts as one with weight two. Row weights are folded into ``A`` as their square roots, and
-    the caller scales its right-hand sides alike.
+    of every scale, and a row that stands twice counts as one with weight two. Row weights are
+    folded into ``A`` as their square roots, and the caller scales its right-hand sides alike.
     """
     if weight is not None:
         A = weight.sqrt()[:, None] * A
@@ -127,7 +128,7 @@ def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], 
     if not deficient:
         return lambda R: torch.cholesky_solve(R, factor), False
     values, vectors = torch.linalg.eigh(matrix)
-    kept = values > len(matrix) * torch.finfo(matrix.dtype).eps * values.max()
+    kept = values > rounding(matrix) * values.max()
     reciprocals = torch.where(kept, 1 / (values + ridge), 0)
     return lambda R: vectors @ (reciprocals[:, None] * (vectors.T @ R)), True
 
@@ -138,15 +139,23 @@ def cholesky(matrix: Tensor, ridge: Tensor) -> tuple[Tensor, bool]:
     Deficient: the factorisation fails, or a pivot is lost in the rounding of the largest one.
     """
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    rounding = len(matrix) * torch.finfo(matrix.dtype).eps
     scale = matrix.diagonal().max().clamp_min(torch.finfo(matrix.dtype).tiny)
+    least = rounding(matrix) * scale
     factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
     pivot = factor.diagonal().min().square()
     # NaN and infinity pass through: no ridge mends them
-    deficient = bool(scale.isfinite() & ((info > 0) | (pivot <= rounding * scale)))
+    deficient = bool(scale.isfinite() & ((info > 0) | (pivot <= least)))
     if deficient:
-        step = rounding * scale
-        while bool(info > 0) or not bool(factor.diagonal().min().square() > rounding * scale):
+        step = least
+        while bool(info > 0) or not bool(factor.diagonal().min().square() > least):
             factor, info = torch.linalg.cholesky_ex(matrix + (ridge + step) * eye)
             step = step * 10
     return factor, deficient
+
+
+def rounding(matrix: Tensor) -> float:
+    """The share of a Gram matrix's size below which a pivot or an eigenvalue may be rounding.
+
+    Where rows depend on each other they come out as a few units in the last place, not as zero.
+    """
+    return 50 * math.sqrt(len(matrix)) * torch.finfo(matrix.dtype).eps

@@ -80,6 +80,7 @@ def mlp(
     activation: str | Activation = "relu",
     output: str | Activation = "identity",
     *,
+    bias: bool = True,
     seed: int | None = None,
     dtype: torch.dtype | None = None,
 ) -> nn.Sequential:
@@ -92,6 +93,7 @@ def mlp(
     ----------
     sizes : widths of all layers, inputs and outputs included, e.g. ``[784, 300, 10]``
     activation, output : activation of the hidden layers and of the last one
+    bias : whether layers have biases
     seed : makes the weights the same every time
 
     >>> mlp([4, 8, 3], "tanh", seed=0)
@@ -115,7 +117,8 @@ def mlp(
         act = last if i == len(sizes) - 2 else hidden
         gain = 1.0 if act.jumps else 1.0 / act.lipschitz
         nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
-        nn.init.zeros_(linear.bias)
+        if bias:
+            nn.init.zeros_(linear.bias)
         modules += [linear] if act.name == "identity" else [linear, act.to_module()]
     return nn.Sequential(*modules)
 

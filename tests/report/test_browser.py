@@ -173,14 +173,21 @@ def test_dragging_zooms_and_a_double_click_or_the_button_goes_back(one):
     assert (ticks(figure, "x"), ticks(figure, "y")) == before
 
 
-def test_a_finger_zooms_too(one):
+def touch(driver, *points):
+    """Put a finger down at the first point, move it over the others, and lift it."""
+    for k, (x, y) in enumerate(points):
+        event = {"type": "touchMove" if k else "touchStart", "touchPoints": [{"x": x, "y": y}]}
+        driver.execute_cdp_cmd("Input.dispatchTouchEvent", event)
+    driver.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
+def test_a_finger_reads_and_zooms_too(one):
     figure, svg = plot(one, "Loss")
     box = one.execute_script("return arguments[0].getBoundingClientRect().toJSON()", svg)
-    middle = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    for kind, moved in (("touchStart", 0), ("touchMove", 60), ("touchMove", 180)):
-        point = {"x": middle["x"] + moved, "y": middle["y"]}
-        one.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
-    one.execute_cdp_cmd("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    touch(one, (x + 50, y))
+    assert "epoch 3" in readout(figure).text
+    touch(one, (x, y), (x + 60, y), (x + 180, y))
     assert ticks(figure, "x") == ["3"]
 
 

@@ -54,6 +54,7 @@ class Trial:
     activation: str = "relu"
     output: str = "identity"
     output_params: dict[str, float] = field(default_factory=dict)
+    bias: bool = True
     loss: str = "auto"
     epochs: int = 17
     batch_size: int = 100
@@ -133,7 +134,7 @@ def _train(
     n_outputs = len(data.classes) or 1
     output = activations.get(trial.output, **trial.output_params)
     sizes = [X.shape[1], *trial.hidden, n_outputs]
-    model = mlp(sizes, trial.activation, output, seed=trial.seed)
+    model = mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
     method = methods.get(trial.method)
     method.set_params(**trial.params)
     task = Task.infer(y, n_outputs, trial.loss)

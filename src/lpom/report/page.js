@@ -183,7 +183,7 @@ function layers() {
   const rates = plot({ title: "Contraction rate", mark: 1, ...options }, layerCurves("rates", choices[0]));
   const children = [make("p", { class: "quiet" }, "A layer's gap is zero when its states are what " +
     "the network computes. Below a rate of 1 the plain iteration of that layer's states " +
-    "contracts; above it the safe step keeps it from diverging.")];
+    "contracts; above 1 it may diverge, which the safe step prevents.")];
   if (several) {
     const select = make("select", { id: "layer-choice" },
       ...choices.map((choice, k) => make("option", { value: k }, choice.text)));
