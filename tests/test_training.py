@@ -289,3 +289,25 @@ def test_bad_settings_get_a_sentence(name, digits):
     settings, sentence = SETTINGS[name]
     with pytest.raises(ValueError, match=sentence):
         lpom.fit(lpom.mlp([64, 20, 10], seed=0), X[:90], y[:90], **settings)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        ("cross-entropy", "probabilities that sum to one"),
+        ("binary-cross-entropy", "between 0 and 1"),
+        ("hinge", "targets -1 and"),
+    ],
+)
+def test_a_loss_for_classes_refuses_other_numbers(loss, sentence):
+    X, y = torch.randn(20, 3), 5 * torch.randn(20, 2)
+    with pytest.raises(ValueError, match=sentence):
+        lpom.fit(lpom.mlp([3, 2], seed=0), X, y, loss=loss, epochs=1)
+
+
+def test_soft_labels_are_targets_too():
+    X, y = torch.randn(50, 3), torch.softmax(torch.randn(50, 4), 1)
+    model = lpom.mlp([3, 8, 4], seed=0)
+    before, _ = lpom.evaluate(model, X, y, loss="cross-entropy")
+    lpom.fit(model, X, y, loss="cross-entropy", epochs=30, batch_size=10, seed=0)
+    assert lpom.evaluate(model, X, y, loss="cross-entropy")[0] < before

@@ -120,42 +120,19 @@ def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
 def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], bool]:
     """Multiplication by the inverse of ``matrix + ridge * I``, and whether it was deficient.
 
-    A deficient matrix is inverted on its range alone. What little ridge makes it positive
-    definite would not do: residuals outside the range, divided by that ridge, grow from iteration
+    By Cholesky's factor where no pivot is small. Otherwise by eigenvectors, without those whose
+    eigenvalue is but rounding: a pivot cannot tell, and the least ridge that makes a factor
+    possible would not do, since residuals outside the range, divided by it, grow from iteration
     to iteration until rounding lets them into the weights.
     """
-    factor, deficient = cholesky(matrix, ridge)
-    if not deficient:
+    eps = torch.finfo(matrix.dtype).eps
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
+    scale = matrix.diagonal().max()
+    sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
+    if bool(sound | ~scale.isfinite()):  # NaN and infinity pass through
         return lambda R: torch.cholesky_solve(R, factor), False
     values, vectors = torch.linalg.eigh(matrix)
-    kept = values > rounding(matrix) * values.max()
+    kept = values + ridge > 50 * math.sqrt(len(matrix)) * eps * values.max()
     reciprocals = torch.where(kept, 1 / (values + ridge), 0)
-    return lambda R: vectors @ (reciprocals[:, None] * (vectors.T @ R)), True
-
-
-def cholesky(matrix: Tensor, ridge: Tensor) -> tuple[Tensor, bool]:
-    """Cholesky factor of ``matrix + ridge * I``; deficient ones get the least ridge that serves.
-
-    Deficient: the factorisation fails, or a pivot is lost in the rounding of the largest one.
-    """
-    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    scale = matrix.diagonal().max().clamp_min(torch.finfo(matrix.dtype).tiny)
-    least = rounding(matrix) * scale
-    factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
-    pivot = factor.diagonal().min().square()
-    # NaN and infinity pass through: no ridge mends them
-    deficient = bool(scale.isfinite() & ((info > 0) | (pivot <= least)))
-    if deficient:
-        step = least
-        while bool(info > 0) or not bool(factor.diagonal().min().square() > least):
-            factor, info = torch.linalg.cholesky_ex(matrix + (ridge + step) * eye)
-            step = step * 10
-    return factor, deficient
-
-
-def rounding(matrix: Tensor) -> float:
-    """The share of a Gram matrix's size below which a pivot or an eigenvalue may be rounding.
-
-    Where rows depend on each other they come out as a few units in the last place, not as zero.
-    """
-    return 50 * math.sqrt(len(matrix)) * torch.finfo(matrix.dtype).eps
+    return lambda R: vectors @ (reciprocals[:, None] * (vectors.T @ R)), not bool(kept.all())

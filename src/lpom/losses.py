@@ -98,6 +98,10 @@ class Loss(ABC):
             raise DataError("a multi-label target must be a matrix (m, k) of zeros and ones.")
         return self._coded(Y, dtype)
 
+    def check_target(self, target: Tensor) -> None:
+        """Raise if a target ``(m, k)`` given as numbers is not one for this loss."""
+        return None
+
     def params(self) -> dict[str, float]:
         """The parameters, such that ``get(loss.name, **loss.params()) == loss``."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
@@ -153,6 +157,16 @@ class CrossEntropy(Loss):
     def probabilities(self, x: Tensor) -> Tensor:
         return torch.softmax(x, 1)
 
+    def check_target(self, target: Tensor) -> None:
+        sums = target.sum(1)
+        if bool((target < 0).any()) or not torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+            raise DataError(
+                "cross-entropy takes class indices, or rows of probabilities that sum to one; got "
+                "other numbers. For a regression use 'squared' or 'huber'."
+            )
+        if target.shape[1] == 1:
+            raise DataError("cross-entropy needs one output per class, got a single one.")
+
     def encode(
         self, labels: Tensor, n_classes: int, n_outputs: int, dtype: torch.dtype | None = None
     ) -> Tensor:
@@ -187,6 +201,13 @@ class BinaryCrossEntropy(Loss):
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         return torch.sigmoid(x) - target
+
+    def check_target(self, target: Tensor) -> None:
+        if bool(((target < 0) | (target > 1)).any()):
+            raise DataError(
+                "binary-cross-entropy takes labels or probabilities between 0 and 1; got other "
+                "numbers. For a regression use 'squared' or 'huber'."
+            )
 
     def probabilities(self, x: Tensor) -> Tensor:
         return torch.sigmoid(x)
@@ -235,6 +256,10 @@ class Hinge(Loss):
         # in closed form, with and without smoothing: only outputs below the margin move
         move = ((1 - target * v) / (1 + self.smoothing * strength)).clamp(0, 1 / strength)
         return (v + target * move).clamp(min=lower)
+
+    def check_target(self, target: Tensor) -> None:
+        if bool((target.abs() != 1).any()):
+            raise DataError("hinge takes classes, labels, or targets -1 and +1; got other numbers.")
 
     def probabilities(self, x: Tensor) -> Tensor:
         return ((x + 1) / 2).clamp(0, 1)

@@ -69,6 +69,7 @@ class Task:
                 f"got shape {tuple(y.shape)}."
             )
         if self.kind == "numbers":
+            self.loss.check_target(matrix)
             return matrix
         if not bool(((matrix == 0) | (matrix == 1)).all()):
             raise ValueError("a matrix of whole numbers is taken as labels, which must be 0 or 1.")

@@ -82,6 +82,8 @@ def get(activation: str | Activation, **params: Any) -> Activation:
         )
     name = activation.lower().replace("-", "_")
     name = _ALIASES.get(name, name)
+    if name in {kind.__name__.lower() for kind in _NOT_MONOTONE}:
+        raise ValueError(_not_monotone(activation))
     if name not in _CLASSES:
         raise ValueError(
             unknown_name("activation", activation, _CLASSES)
@@ -129,13 +131,17 @@ def from_module(module: nn.Module) -> Activation:
     if kind in _FROM_MODULE:
         return _FROM_MODULE[kind](module)
     if kind in _NOT_MONOTONE:
-        raise ValueError(
-            f"nn.{kind.__name__} is not monotone: it falls before it rises. LPOM needs an "
-            "activation that never decreases, because its primitive must be convex. "
-            "Use nn.Softplus, nn.ELU, nn.LeakyReLU or nn.ReLU instead."
-        )
+        raise ValueError(_not_monotone(f"nn.{kind.__name__}"))
     raise TypeError(
         f"no activation is known for the module {kind.__name__}; supported are "
         f"{', '.join(made.__name__ for made in _FROM_MODULE)}. For another non-decreasing "
         "function use Elementwise(from_function(phi, lipschitz=...))."
+    )
+
+
+def _not_monotone(name: str) -> str:
+    return (
+        f"{name} is not monotone: it falls before it rises. LPOM needs an activation that never "
+        "decreases, because its primitive must be convex. Use softplus, ELU, leaky ReLU or ReLU "
+        "instead."
     )

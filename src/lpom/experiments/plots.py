@@ -20,8 +20,8 @@ from lpom.experiments.table import Row
 from lpom.files import write_atomically
 from lpom.plots import BLUE, GREY, ORANGE
 
-#: Okabe and Ito's colours that show on white; told apart by every kind of colour vision.
-COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+#: Okabe and Ito's colours that show on white, and a grey; told apart by all kinds of colour vision.
+COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
 _DASHES = {False: ("-", ":"), True: ("--", "-.")}  # by full_batch; the second when colours run out
 
 _TICKS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
@@ -49,7 +49,7 @@ def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, b
     """
     lines = [_line(row, by) for row in rows]
     figure = Figure(figsize=(9, 5.6), dpi=150)
-    figure.subplots_adjust(left=0.09, right=0.8, top=0.9, bottom=0.12)
+    figure.subplots_adjust(left=0.09, right=0.77, top=0.9, bottom=0.12)
     axes = figure.subplots()
     low = min(float(line.scores.min()) for line in lines)
     high = max(float(line.scores.max()) for line in lines)

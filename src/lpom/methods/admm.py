@@ -59,8 +59,8 @@ class ADMM(Method[ADMMState]):
         Rows for which a weight solve forms products at a time; results do not depend on it.
     """
 
-    mu: float | Sequence[float] = 10.0
-    beta: float = 1.0
+    mu: float | Sequence[float] = 1e-3
+    beta: float = 0.1
     warm_start: int = 10
     ridge: float = 1e-5
     chunk: int = 8192

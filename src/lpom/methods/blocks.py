@@ -24,7 +24,7 @@ from lpom.activations import (
     Staircase,
     Step,
 )
-from lpom.gram import cholesky
+from lpom.gram import inverse
 from lpom.maps import LinearMap
 from lpom.methods.base import Batch
 from lpom.network import Lifted
@@ -78,7 +78,7 @@ class Regression:
                 A = self._design(part)
                 total.addmm_(A.T, A)
             strength = ridge * total.diagonal().sum() / columns
-            self.factor, self.deficient = cholesky(total, strength)
+            self.inverse, self.deficient = inverse(total, strength)
         else:
             self.deficient = self.rows.deficient
 
@@ -98,7 +98,7 @@ class Regression:
             product = self._design(part).T @ rows
             total = product if total is None else total.add_(product)
         assert total is not None  # there is at least one row
-        return torch.cholesky_solve(total, self.factor)
+        return self.inverse(total)
 
     def _parts(self) -> Iterator[slice]:
         for start in range(0, len(self.X), self.chunk):

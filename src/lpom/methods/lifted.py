@@ -142,7 +142,7 @@ class LiftedNetworks(Method[LiftedState]):
         design = layer.map.design(X)
         if weight is not None:
             design = weight.sqrt()[:, None] * design
-        size = design.square().sum() / min(design.shape)
+        size = design.square().sum() / design.shape[1]
         size = size.clamp_min(torch.finfo(size.dtype).eps)  # dead states, no bias
         pull, shrink = self.ridge * size, 2 * self.rho / mu
         start = pull / (pull + shrink) * layer.map.matrix()
