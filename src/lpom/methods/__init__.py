@@ -5,14 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 from lpom.exceptions import unknown_name
+from lpom.methods.admm import ADMM
+from lpom.methods.admm_hashing import ADMMHashing
 from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
 from lpom.methods.base import Batch, Method, Problem, State
 from lpom.methods.bcd import BCD
+from lpom.methods.lifted import LiftedNetworks
 from lpom.methods.lpom import LPOM
 from lpom.methods.mac import MAC
+from lpom.methods.tikhonov import Tikhonov
 
 METHODS: dict[str, type[Method[Any]]] = {
-    method.name: method for method in (LPOM, SGD, Nesterov, Adagrad, RMSprop, Adam, MAC, BCD)
+    method.name: method
+    for method in (
+        LPOM,
+        SGD,
+        Nesterov,
+        Adagrad,
+        RMSprop,
+        Adam,
+        MAC,
+        BCD,
+        ADMM,
+        ADMMHashing,
+        Tikhonov,
+        LiftedNetworks,
+    )
 }
 
 
@@ -32,19 +50,23 @@ def names() -> list[str]:
 
 
 __all__ = [
+    "ADMM",
     "BCD",
     "LPOM",
     "MAC",
     "METHODS",
     "SGD",
+    "ADMMHashing",
     "Adagrad",
     "Adam",
     "Batch",
+    "LiftedNetworks",
     "Method",
     "Nesterov",
     "Problem",
     "RMSprop",
     "State",
+    "Tikhonov",
     "get",
     "names",
 ]

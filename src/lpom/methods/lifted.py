@@ -27,6 +27,12 @@ class LiftedState(State):
     mu: list[float] = field(default_factory=list)
     X: list[Tensor] | None = None
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {}  # the weights are all that the next batch needs
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        return None
+
 
 @final
 @dataclass(repr=False, eq=False)
@@ -73,7 +79,7 @@ class LiftedNetworks(Method[LiftedState]):
     formulation: str = "quadratic"
     sweeps: int = 1
     iterations: int = 10
-    ridge: float = 10.0
+    ridge: float = 30.0
 
     name: ClassVar[str] = "lifted"
     equation: ClassVar[str] = (

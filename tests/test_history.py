@@ -1,0 +1,39 @@
+"""History goes to a dictionary, to JSON lines and back; files are whole or not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from lpom.files import write_atomically
+from lpom.history import Epoch, History
+
+
+def history():
+    epochs = [
+        Epoch(k, 0.5, 200.0, 1.5 / k, 1.0 / k, 0.5, 2.0 / k, 0.4, (0.1, 0.2), (1.5, 0.05))
+        for k in (1, 2)
+    ]
+    return History("r2", epochs)
+
+
+def test_json_lines_bring_everything_back(tmp_path):
+    history().to_jsonl(tmp_path / "h.jsonl")
+    assert History.from_jsonl(tmp_path / "h.jsonl") == history()
+
+
+def test_columns():
+    assert history().column("loss") == [1.0, 0.5]
+    assert history().to_dict()["gaps"] == [(0.1, 0.2), (0.1, 0.2)]
+    with pytest.raises(ValueError, match="no column 'los'"):
+        history().column("los")
+
+
+def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,65 @@
+"""What targets mean, and how outputs are judged: against scikit-learn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, r2_score
+
+from lpom.tasks import Score, Task
+
+
+@pytest.mark.parametrize(
+    ("y", "n_outputs", "kind", "loss"),
+    [
+        ([0, 1, 2], 3, "classes", "cross-entropy"),
+        ([0, 1, 1], 1, "classes", "binary-cross-entropy"),
+        ([True, False], 2, "classes", "cross-entropy"),
+        ([[0, 1], [1, 1]], 2, "labels", "binary-cross-entropy"),
+        ([0.5, 1.0], 1, "numbers", "squared"),
+    ],
+)
+def test_the_task_follows_the_targets(y, n_outputs, kind, loss):
+    task = Task.infer(y, n_outputs)
+    assert (task.kind, task.loss.name) == (kind, loss)
+    assert task.target(y).shape == (len(y), n_outputs)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_scores_are_scikit_learns(weighted):
+    rng = np.random.default_rng(0)
+    weight = rng.integers(1, 4, 60).astype(float) if weighted else None
+    y, x = rng.integers(0, 3, 60), rng.standard_normal((60, 3))
+    assert measured(Task.infer(y, 3), x, y, weight).score == pytest.approx(
+        accuracy_score(y, x.argmax(1), sample_weight=weight)
+    )
+    Y = rng.integers(0, 2, (60, 3))
+    assert measured(Task.infer(Y, 3), x, Y, weight).score == pytest.approx(
+        accuracy_score(Y, x > 0, sample_weight=weight)
+    )
+    T = rng.standard_normal((60, 3))
+    assert measured(Task.infer(T, 3), T + 0.3 * x, T, weight).score == pytest.approx(
+        r2_score(T, T + 0.3 * x, sample_weight=weight)
+    )
+
+
+def measured(task, x, y, weight):
+    """In three batches, as the loop does it."""
+    score, target = Score(task), task.target(y).double()
+    for rows in np.array_split(np.arange(len(x)), 3):
+        part = None if weight is None else torch.as_tensor(weight[rows])
+        score.add(torch.as_tensor(x[rows]), target[rows], part)
+    return score
+
+
+def test_constant_outputs_are_found():
+    task = Task.infer([0, 1], 2)
+    score = Score(task)
+    score.add(torch.tensor([[0.0, 1.0], [0.0, 2.0]]), task.target([0, 1]))
+    assert score.constant_outputs() == [0]
+
+
+def test_labels_must_be_zero_or_one():
+    with pytest.raises(ValueError, match="must be 0 or 1"):
+        Task.infer([[0, 2]], 2).target([[0, 2]])
