@@ -70,7 +70,7 @@ def test_no_block_raises_the_objective(activation, loss, weighted, data, monkeyp
     model = lpom.mlp([5, 6, 4, 3], activation, "leaky_relu", seed=0, dtype=X.dtype)
     problem = Problem(Lifted.from_module(model), lpom.losses.get(loss))
     batch = Batch(X, coded(X, y, loss), weight, whole=True)
-    method = BCD(alpha=0.3)
+    method = BCD(alpha=0.3, sweeps=1)
     state = method.init(problem)
     method.step(problem, batch, state)
     seen = [method.objective(problem, batch, state).total]
@@ -186,6 +186,7 @@ def test_float32_stays_float32(data):
     [
         ({"mu": [1.0, 2.0]}, "mu needs one value per weight layer: this network has 1, got 2"),
         ({"alpha": -1.0}, "alpha must be a number of at least 0"),
+        ({"sweeps": 0}, "sweeps must be a whole number above 0"),
         ({"ridge": -1.0}, "ridge must be a number of at least 0"),
     ],
 )

@@ -188,3 +188,14 @@ def test_states_and_exact_weights_in_turn_solve_eqs_17_20_and_27(activation):
     _, start = case.network.feed_forward(case.inputs)
     states = alternate(case, 1000)
     assert case.F(states.X) <= 1e-9 * case.F(start)
+
+
+def test_a_saturated_state_is_not_taken_for_a_settled_one():
+    """From Z = 2.8 the safe step first moves P alone: hardtanh says 1 until P falls below it."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    model = mlp([1, 1], "relu", "hardtanh", dtype=torch.float64)
+    torch.nn.init.constant_(model[0].weight, 2.8)
+    problem = Problem(Lifted.from_module(model), losses.get("squared"))
+    method = LPOM(mu=1.0, order="top-down", sweeps=200, tolerance=1e-12)
+    X = method.settle(problem, Batch(one, -one))
+    assert float(X[-1]) == pytest.approx(0.9)  # x = 2.8 - (x + 1)

@@ -63,7 +63,10 @@ class Trial:
 
     @property
     def key(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
+        settings = asdict(self)
+        if self.bias:  # younger than the first stored runs, whose keys stay
+            del settings["bias"]
+        text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

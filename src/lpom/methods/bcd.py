@@ -54,23 +54,29 @@ class BCD(Method[BCDState]):
     ridge : float
         Weight of the proximal term of the weights, relative to the size of the states below:
         :math:`\alpha = ridge \, \mu \|X\|_F^2 / \min(m, n)`.
+    sweeps : int
+        Rounds over all blocks in one step.
     """
 
-    mu: float | Sequence[float] = 1.0
+    mu: float | Sequence[float] = 0.1
     mu_output: float | None = None
-    alpha: float = 1.0
+    alpha: float = 0.1
     ridge: float = 1e-3
+    sweeps: int = 2
 
     name: ClassVar[str] = "bcd"
     equation: ClassVar[str] = (
         "loss(X_L, T) + sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i+1 - phi(U_i)|^2)   (eq. 5)"
     )
-    costs: ClassVar[str] = "per layer five products and two Cholesky factors; U in closed form"
+    costs: ClassVar[str] = (
+        "per layer and sweep five products and two Cholesky factors; U in closed form"
+    )
     full_batch: ClassVar[bool] = True
 
     def init(self, problem: Problem) -> BCDState:
         check_number("alpha", self.alpha, strict=False)
         check_number("ridge", self.ridge, strict=False)
+        check_number("sweeps", self.sweeps, whole=True)
         return BCDState(mu=per_layer(self.mu, len(problem.network), self.mu_output))
 
     @torch.no_grad()
@@ -79,20 +85,16 @@ class BCD(Method[BCDState]):
         network, mu = problem.network, state.mu
         self._start(network, batch, state)
         X, U = state.X, state.U
-        for i in range(len(network) - 1, -1, -1):
-            layer = network[i]
-            phi = layer.activation.phi(U[i])
-            near = self._between(phi, X[i + 1])
-            strength = mu[i] * (1 + self.alpha)
+        for i in list(range(len(network) - 1, -1, -1)) * self.sweeps:
+            layer, strength = network[i], mu[i] * (1 + self.alpha)
+            near = self._between(layer.activation.phi(U[i]), X[i + 1])
             if i == len(network) - 1:
                 X[i + 1] = problem.loss.prox(near, batch.target, strength)
             else:
                 X[i + 1] = ridge_states(network[i + 1].map, near, U[i + 1], mu[i + 1] / strength)
             Z = layer.map.apply(X[i])
-            ratio = 1 / (1 + self.alpha)
-            U[i] = preactivation(
-                layer.activation, X[i + 1], self._between(Z, U[i]), U[i], ratio=ratio
-            )
+            near = self._between(Z, U[i])
+            U[i] = preactivation(layer.activation, X[i + 1], near, U[i], ratio=1 / (1 + self.alpha))
             self._regression(network, batch, state, i).step(layer.map, U[i] - Z)
 
     @torch.no_grad()

@@ -206,10 +206,10 @@ class LPOM(Method[LPOMState]):
         for s in range(self.sweeps):
             if s > 0 and visit is not None:
                 states.refresh_all(weights_moved=True)
-            before = list(states.X) if self.tolerance > 0 else None
+            before = list(states.P) if self.tolerance > 0 else None
             sweep(states, self.order, visit)
             after()
-            if before is not None and bool(relative_change(before, states.X) < self.tolerance):
+            if before is not None and bool(relative_change(before, states.P) < self.tolerance):
                 break
 
     @torch.no_grad()
@@ -286,10 +286,13 @@ class LPOM(Method[LPOMState]):
 
 
 def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
-    """The largest relative change of any layer's states."""
+    """The largest relative change of any layer's pre-activations.
+
+    Not of its states: where phi is flat these stand still while the former are on their way.
+    """
     tiny = torch.finfo(new[0].dtype).tiny
     changes = [
         torch.linalg.vector_norm(b - a) / torch.linalg.vector_norm(a).clamp_min(tiny)
-        for a, b in zip(old[1:], new[1:], strict=True)
+        for a, b in zip(old, new, strict=True)
     ]
     return torch.stack(changes).max()
