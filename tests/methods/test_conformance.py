@@ -126,7 +126,7 @@ def numbers(n=40, n_in=3, n_out=2, seed=0):
     X = torch.randn(n, n_in, generator=generator, dtype=torch.float64)
     W = torch.randn(n_in, n_out, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, n_out, generator=generator, dtype=torch.float64)
-    return X, 0.3 * X @ W + 0.3 + 0.1 * noise
+    return X, 0.3 * X @ W + 0.3 + 0.02 * noise
 
 
 def blobs(dtype=torch.float64):

@@ -61,7 +61,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
     >>> clf = MLPClassifier(max_iter=40, random_state=0).fit(X[:1400] / 16, y[:1400])
-    >>> clf.score(X[1400:] / 16, y[1400:]) > 0.9
+    >>> clf.score(X[1400:] / 16, y[1400:]) > 0.85
     True
     """
 

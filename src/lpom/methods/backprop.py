@@ -85,7 +85,7 @@ class Backprop(Method[OptimizerState]):
 class SGD(Backprop):
     """Plain stochastic gradient descent."""
 
-    learning_rate: float = 0.1
+    learning_rate: float = 0.05
     name: ClassVar[str] = "sgd"
 
 
@@ -94,7 +94,7 @@ class SGD(Backprop):
 class Nesterov(Backprop):
     """Gradient descent with Nesterov's momentum of 0.9."""
 
-    learning_rate: float = 0.03
+    learning_rate: float = 0.01
     name: ClassVar[str] = "nesterov"
 
 
@@ -120,4 +120,5 @@ class RMSprop(Backprop):
 class Adam(Backprop):
     """Running means of gradients and their squares, corrected for their start at zero."""
 
+    learning_rate: float = 2e-3  # LPOM's, so that the two compare as they come
     name: ClassVar[str] = "adam"

@@ -100,6 +100,10 @@ class Regression:
         assert total is not None  # there is at least one row
         return self.inverse(total)
 
+    def apply(self, change: Tensor) -> Tensor:
+        """What a change of the weights, as :meth:`solve` gives it, does to the outputs."""
+        return torch.cat([self.map.design(self.X[part]) @ change for part in self._parts()])
+
     def _parts(self) -> Iterator[slice]:
         for start in range(0, len(self.X), self.chunk):
             yield slice(start, start + self.chunk)

@@ -209,22 +209,20 @@ def gauss_newton_weights(
     if not all(parameter.requires_grad for parameter in layer.map.parameters()):
         return
     gamma, phi = layer.activation.lipschitz, layer.activation.phi
-    start = layer.map.matrix()
     Z = layer.map.apply(X)
     derivative = slope(layer.activation, Z)
-    pull = derivative * (above - phi(Z)) / gamma**2
-    move = regression.solve(pull)  # (columns, units)
+    move = regression.solve(derivative * (above - phi(Z)) / gamma**2)  # (columns, units)
+    Z_move = regression.apply(move)
+    per_row = torch.ones_like(Z[:, :1]) if weight is None else weight[:, None]
+    per_row = per_row / per_row.sum()
     # units that are flat on most samples have less curvature than the bound by about this factor
-    longer = gamma**2 / derivative.square().mean(0, keepdim=True)
-    layer.map.set_matrix(start + move.T)
-    Z_move = layer.map.apply(X) - Z
-    per_row = 1.0 if weight is None else weight[:, None]
+    longer = gamma**2 / (per_row * derivative.square()).sum(0, keepdim=True)
 
     def cost(t: Tensor) -> Tensor:
         return (per_row * (above - phi(Z + t * Z_move)).square()).sum(0, keepdim=True)
 
     share = halved(cost, longer.clamp(max=2.0 ** (_HALVINGS / 2)))
-    layer.map.set_matrix(start + (share * move).T)
+    layer.map.set_matrix(layer.map.matrix() + (share * move).T)
 
 
 def halved(cost: Callable[[Tensor], Tensor], share: Tensor) -> Tensor:
