@@ -21,6 +21,7 @@ from lpom.commands.info import info
 from lpom.commands.lists import list_activations, list_methods
 from lpom.commands.predict import predict
 from lpom.commands.report import report
+from lpom.commands.reproduce import reproduce
 from lpom.commands.train import train
 from lpom.exceptions import LPOMError
 
@@ -32,6 +33,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "info": info,
     "report": report,
     "compare": compare,
+    "reproduce": reproduce,
     "methods": list_methods,
     "activations": list_activations,
 }

@@ -10,12 +10,15 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 
 import pytest
 import scipy.optimize  # noqa: F401
 import sklearn.base  # noqa: F401
 import torch
 from hypothesis import Phase, settings
+
+CRASHED = 70  # not one of pytest's own: a run that broke down is not a test that failed
 
 
 def run(source: str, tests: list[str]) -> int:
@@ -24,8 +27,9 @@ def run(source: str, tests: list[str]) -> int:
     sys.path.insert(0, source)
     settings.register_profile("as found", phases=[Phase.explicit, Phase.generate])
     settings.load_profile("as found")
+    known = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     with contextlib.redirect_stdout(sys.stderr):
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", known, *tests]))
 
 
 if __name__ == "__main__":
@@ -33,5 +37,9 @@ if __name__ == "__main__":
     for job in json.load(sys.stdin):
         child = os.fork()
         if child == 0:
-            os._exit(run(job["source"], job["tests"]))
+            try:
+                os._exit(run(job["source"], job["tests"]))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(CRASHED)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

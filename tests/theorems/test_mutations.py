@@ -195,6 +195,7 @@ def exit_codes(tmp_path_factory) -> dict[str, int]:
         text=True,
         check=True,
     )
+    print(done.stderr)  # pytest shows it if the first test fails
     codes = [int(line) for line in done.stdout.split()]
     return dict(zip(jobs, codes, strict=True))
 

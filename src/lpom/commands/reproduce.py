@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
+from lpom.commands import options
 from lpom.exceptions import unknown_name
 from lpom.experiments.paper import EXPERIMENTS
 from lpom.experiments.reproduce import reproduce as run_experiment
@@ -21,12 +23,11 @@ def reproduce(
         str | None, typer.Option(help="Only these columns, e.g. paper,best,adam,sgd.")
     ] = None,
     networks: Annotated[
-        str | None, typer.Option(help="Only these networks, e.g. '300 300-100'.")
+        str | None, typer.Option(help="Only these networks, e.g. '300 300,100'.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="One seed, one epoch.")] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder of the data sets' files. [LPOM_DATA]")
-    ] = None,
+    threads: options.Threads = None,
+    data_dir: options.DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("experiments/results"),
 ) -> None:
     """Run an experiment of the paper; what is finished already is not run again.
@@ -35,6 +36,8 @@ def reproduce(
     """
     if name != "all" and name not in EXPERIMENTS:
         raise ValueError(unknown_name("experiment", name, [*EXPERIMENTS, "all"]))
+    if threads is not None:
+        torch.set_num_threads(threads)
     chosen = [name] if name != "all" else list(EXPERIMENTS)
     if quick:
         seeds, epochs = seeds.split(",")[0], 1
@@ -43,25 +46,14 @@ def reproduce(
         run_experiment(
             experiment,
             folder=out,
-            seeds=_whole_numbers("seeds", seeds, ","),
+            seeds=options.numbers("--seeds", seeds, int),
             epochs=epochs,
             roles=None if roles is None else _known_roles(experiment, roles),
-            networks=None
-            if networks is None
-            else [tuple(_whole_numbers("networks", n, "-")) for n in networks.split()],
+            networks=None if networks is None else [options.widths(n) for n in networks.split()],
             data_dir=None if data_dir is None else str(data_dir),
             say=typer.echo,
         )
         typer.echo(f"tables: {write_summary(out)}")
-
-
-def _whole_numbers(what: str, text: str, separator: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(separator)]
-    except ValueError:
-        raise ValueError(
-            f"{what} must be whole numbers with {separator!r} between them, got {text!r}."
-        ) from None
 
 
 def _known_roles(experiment: str, text: str) -> list[str]:
