@@ -69,11 +69,13 @@ class ADMMHashing(Method[HashingState]):
         check_number("mu", self.mu)
         check_number("steps", self.steps, whole=True)
         check_number("ridge", self.ridge, strict=False)
-        if problem.network.jumps:
-            raise ValueError(
-                "admm-hashing moves W and U by the derivative of the activation, which is zero "
-                "wherever an activation with jumps has one: take method='lpom' or 'admm'."
-            )
+        for layer in problem.network:
+            if layer.activation.jumps:
+                raise ValueError(
+                    "admm-hashing moves W and U by the derivative of every activation, and that "
+                    f"of {layer.activation.name} is zero wherever it exists. Use method='lpom' or "
+                    "'admm', which need none."
+                )
         return HashingState()
 
     @torch.no_grad()

@@ -1,0 +1,122 @@
+"""The paper's experiments as data: tuned on held-out rows, resumed, tabled from the results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from lpom import datasets
+from lpom.cli import app
+from lpom.experiments import paper
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.reproduce import reproduce
+from lpom.experiments.summary import section, write_summary
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """An experiment on iris that takes a second."""
+    experiment = Experiment(
+        name="tiny",
+        title="Tiny",
+        dataset="iris",
+        networks=((8,), (8, 6)),
+        mu=20.0,
+        paper_epochs=3,
+        epochs=3,
+        tuning_epochs=2,
+        printed={"LPOM": (90.0, 91.0)},
+        roles={
+            "paper": Role("exact", "lpom", {"weights": "exact"}, loss="squared"),
+            "best": Role("best", "lpom", grid=(1e-3, 1e-2)),
+        },
+    )
+    monkeypatch.setitem(EXPERIMENTS, "tiny", experiment)
+    return experiment
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "tiny.jsonl").read_text().splitlines()]
+
+
+def test_roles_networks_and_seeds_are_all_run_and_run_once(tiny, tmp_path):
+    said = []
+    first = reproduce("tiny", folder=tmp_path, seeds=(0, 1), say=said.append)
+    assert len(first) == 2 * 2 * 2
+    assert len(lines(tmp_path)) == 8 + 2  # and one tuning run per learning rate
+    again = reproduce("tiny", folder=tmp_path, seeds=(0, 1))
+    assert [r["key"] for r in again] == [r["key"] for r in first]
+    assert len(lines(tmp_path)) == 10
+    assert any("chosen on held-out training data" in sentence for sentence in said)
+
+
+def test_tuning_never_sees_the_test_set(tiny, tmp_path, monkeypatch):
+    """With test labels shuffled, the learning rate that is chosen stays the same."""
+    reproduce("tiny", folder=tmp_path / "a", seeds=(0,), roles=["best"])
+    load = datasets.load
+
+    def spoiled(name, data_dir=None):
+        data = load(name, data_dir)
+        return replace(data, y_test=data.y_test[::-1].copy(), x_test=0 * data.x_test)
+
+    monkeypatch.setattr(datasets, "load", spoiled)
+    reproduce("tiny", folder=tmp_path / "b", seeds=(0,), roles=["best"])
+    a, b = ([r for r in lines(tmp_path / k) if r["part"] == "validation"] for k in "ab")
+    assert [(r["params"], r["score"]) for r in a] == [(r["params"], r["score"]) for r in b]
+    finals = [next(r for r in lines(tmp_path / k) if r["part"] == "test") for k in "ab"]
+    assert finals[0]["params"] == finals[1]["params"]
+    assert finals[0]["loss_value"] != finals[1]["loss_value"]
+    best = max(a, key=lambda r: r["score"])
+    assert finals[0]["params"]["learning_rate"] == best["params"]["learning_rate"]
+
+
+def test_the_table_says_what_the_results_say(tiny, tmp_path):
+    folder = tmp_path / "results"
+    records = reproduce("tiny", folder=folder, seeds=(0, 1))
+    text = section(tiny, folder)
+    exact = [100 * r["score"] for r in records if r["params"].get("weights") == "exact"]
+    mean = sum(exact[:2]) / 2
+    row = next(line for line in text.splitlines() if line.startswith("| 8 |"))
+    assert row.split("|")[2].strip() == "90.0"
+    assert row.split("|")[3].strip().startswith(f"{mean:.2f} ±")
+    assert row.count("(2)") == 2
+    path = write_summary(folder)
+    assert path == tmp_path / "README.md" and "## Tiny" in path.read_text()
+
+
+def test_an_experiment_that_was_not_run_has_no_section(tiny, tmp_path):
+    assert section(tiny, tmp_path) == ""
+
+
+def test_the_paper_is_as_printed():
+    assert paper.EXPERIMENTS["table2"].printed["LPOM"] == (97.7, 96.9, 97.1, 96.2, 96.1)
+    for experiment in paper.EXPERIMENTS.values():
+        for numbers in experiment.printed.values():
+            assert len(numbers) == len(experiment.networks)
+        for role in experiment.roles.values():
+            matched = experiment.roles["best"]
+            if role.method in ("adam", "sgd"):
+                assert (role.loss, role.output) == (matched.loss, matched.output)
+                assert len(role.grid) == len(matched.grid)  # the same tuning effort
+
+
+def test_the_command(tiny, tmp_path):
+    out = tmp_path / "results"
+    arguments = ["reproduce", "tiny", "--seeds", "0", "--roles", "paper", "--out", str(out)]
+    result = CliRunner().invoke(app, [*arguments, "--networks", "8,6"])
+    assert result.exit_code == 0, result.output
+    assert [r["hidden"] for r in lines(out)] == [[8, 6]]
+    for bad, sentence in ((["tinny"], "tiny"), (["tiny", "--roles", "bset"], "best")):
+        result = CliRunner().invoke(app, ["reproduce", *bad])
+        assert result.exit_code == 2 and sentence in result.output
+
+
+def test_quick_results_stay_apart(tiny, tmp_path):
+    out = tmp_path / "results"
+    result = CliRunner().invoke(app, ["reproduce", "tiny", "--quick", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert not out.exists()
+    assert all(r["epochs"] == 1 for r in lines(tmp_path / "results-quick"))
