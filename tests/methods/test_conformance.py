@@ -42,21 +42,23 @@ class Case:
     feasible: Callable[..., list[torch.Tensor]] | None = None
 
 
-def backprop(learning_rate, steps=3000):
+def backprop(learning_rate, steps=2000):
     return Case(paper.back_propagation, exact={"learning_rate": learning_rate}, steps=steps)
 
 
 SAFE = {"order": "top-down", "step_rule": "safe", "weights": "exact", "mu": 1.0}
 FIXED = {"mu_factor": 1.0, "weights": "gauss-newton", "ridge": 0.0, "sweeps": 3}
 CASES = {
-    "lpom": Case(paper.eq18, ("X",), {**SAFE, "sweeps": 40, "ridge": 1e-4}, 200, SAFE),
+    "lpom": Case(
+        paper.eq18, ("X",), {**SAFE, "sweeps": 40, "iterations": 3, "ridge": 1e-4}, 200, SAFE
+    ),
     "sgd": backprop(0.3),
     "nesterov": backprop(0.05),
     "adagrad": backprop(0.1),
     "rmsprop": backprop(0.01),
     "adam": backprop(0.02),
     "mac": Case(paper.eq3, ("X",), FIXED, 300, FIXED),
-    "bcd": Case(paper.eq5, ("X", "U"), {"alpha": 0.0, "ridge": 1e-6}, 200, {}),
+    "bcd": Case(paper.eq5, ("X", "U"), {"alpha": 0.0, "ridge": 1e-6}, 100, {}),
     "admm": Case(
         paper.eq6,
         ("X", "U"),
@@ -66,14 +68,14 @@ CASES = {
         feasible=paper.output,
     ),
     "admm-hashing": Case(
-        paper.eq8, ("X", "U"), {"mu": 5.0}, 400, feasible=paper.copies_and_outputs
+        paper.eq8, ("X", "U"), {"mu": 5.0, "dual_step": 1.0}, 400, feasible=paper.copies_and_outputs
     ),
     "tikhonov": Case(paper.eq10, ("X",), {"mu": 1.0, "ridge": 1e-6}, 300, {}, constrained=True),
     "lifted": Case(
         paper.eq10_with_ridge,
         ("X",),
-        {"mu": 1.0, "rho": 0.0, "ridge": 1e-6, "sweeps": 3},
-        300,
+        {"mu": 1.0, "rho": 0.0, "ridge": 1e-6, "sweeps": 6},
+        250,
         {"mu": 1.0},
         constrained=True,
     ),

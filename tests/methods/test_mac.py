@@ -10,7 +10,7 @@ import torch
 import lpom
 from lpom.activations import get as activation_of
 from lpom.maps import Dense
-from lpom.methods import MAC, Batch, Problem
+from lpom.methods import MAC, SGD, Batch, Problem
 from lpom.methods.blocks import Regression
 from lpom.methods.mac import gauss_newton_states, gauss_newton_weights
 from lpom.network import Layer, Lifted
@@ -123,7 +123,7 @@ def test_whole_steps_never_raise_the_objective_at_fixed_mu(activation, loss, dat
     assert values[-1] < 0.5 * values[0]
 
 
-@pytest.mark.parametrize("activation", ["tanh", "softplus", "leaky_relu"])
+@pytest.mark.parametrize("activation", ["tanh", "elu", "leaky_relu"])
 def test_optimality_conditions_vanish_at_convergence(activation, data):
     """Eqs. (21) and (22): the gradients in states and weights, here by autograd."""
     X, y = data
@@ -132,14 +132,14 @@ def test_optimality_conditions_vanish_at_convergence(activation, data):
         model,
         X,
         y,
-        method=MAC(mu=0.5, mu_factor=1.0, iterations=20, ridge=0.0),
+        method=MAC(mu=0.2, mu_factor=1.0, iterations=10, ridge=0.0),
         loss="squared",
         batch_size=40,
-        epochs=60,
+        epochs=100,
         progress=False,
     )
     states = [x.detach().clone().requires_grad_(i > 0) for i, x in enumerate(result.state.X)]
-    penalty(model, states, states_of(X, y, "squared"), "squared", 0.5).backward()
+    penalty(model, states, states_of(X, y, "squared"), "squared", 0.2).backward()
     for gradient in [*(x.grad for x in states[1:]), *(p.grad for p in model.parameters())]:
         assert float(gradient.abs().max()) < 1e-4
 
@@ -189,7 +189,7 @@ def test_on_batches_a_huge_penalty_is_back_propagation(data):
     huge = MAC(mu=1e6, mu_max=1e6, optimizer="sgd", learning_rate=0.1, sweeps=60)
     options = {"batch_size": 8, "epochs": 2, "seed": 0, "progress": False, "loss": "cross-entropy"}
     lpom.fit(model, X, y, method=huge, **options)
-    lpom.fit(twin, X, y, method="sgd", **options)
+    lpom.fit(twin, X, y, method=SGD(learning_rate=0.1), **options)
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 

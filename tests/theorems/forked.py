@@ -14,8 +14,10 @@ import traceback
 
 import pytest
 import scipy.optimize  # noqa: F401
-import sklearn.base  # noqa: F401
+import sklearn.metrics  # noqa: F401
+import sklearn.model_selection  # noqa: F401
 import torch
+import torch._dynamo  # noqa: F401  # what torch.optim and torch.testing pull in
 from hypothesis import Phase, settings
 
 CRASHED = 70  # not one of pytest's own: a run that broke down is not a test that failed
@@ -29,7 +31,7 @@ def run(source: str, tests: list[str]) -> int:
     settings.load_profile("as found")
     known = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     with contextlib.redirect_stdout(sys.stderr):
-        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", known, *tests]))
+        return int(pytest.main(["-x", "--tb=short", "-p", "no:cacheprovider", "-W", known, *tests]))
 
 
 if __name__ == "__main__":

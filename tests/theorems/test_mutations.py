@@ -168,8 +168,8 @@ MUTANTS = {
 
 
 def copy(folder: Path) -> Path:
-    """The library's source in a folder of its own, ready to go on the path."""
-    shutil.copytree(SOURCE, folder / "lpom", ignore=shutil.ignore_patterns("__pycache__"))
+    """The library's source in a folder of its own, with the bytecode that is still true of it."""
+    shutil.copytree(SOURCE, folder / "lpom")
     return folder
 
 
@@ -187,6 +187,8 @@ def exit_codes(tmp_path_factory) -> dict[str, int]:
         source = copy(folder / f"{i}")
         path = source / "lpom" / mutant.file
         path.write_text(path.read_text().replace(mutant.line, mutant.broken))
+        for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+            stale.unlink()
         jobs[name] = job(source, [mutant.test])
     done = subprocess.run(
         [sys.executable, str(HERE / "forked.py")],

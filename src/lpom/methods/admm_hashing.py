@@ -41,20 +41,24 @@ class ADMMHashing(Method[HashingState]):
 
     X has closed forms. W and U sit inside :math:`\phi`: both move by a few gradient steps, those of
     W in the metric of U, with backtracking, so no block raises the objective; the steps of the
-    multipliers, :math:`A \leftarrow A + U - X` and :math:`B \leftarrow B + X - \phi(Z)`, may. They
+    multipliers, along :math:`U - X` and :math:`X - \phi(Z)`, may. They
     need the derivative of :math:`\phi`. Multipliers belong to the samples: full batch.
 
     Parameters
     ----------
     mu : float
         Weight of all penalties.
+    dual_step : float
+        Share of a full step that the multipliers take. With nonlinear constraints full steps (1)
+        let the multipliers grow faster than the weights can follow.
     steps : int
         Gradient steps of each W and U block.
     ridge : float
         Ridge of the metric of the W steps, relative to the size of U.
     """
 
-    mu: float = 1.0
+    mu: float = 0.1
+    dual_step: float = 0.01
     steps: int = 3
     ridge: float = 1e-3
 
@@ -67,6 +71,7 @@ class ADMMHashing(Method[HashingState]):
 
     def init(self, problem: Problem) -> HashingState:
         check_number("mu", self.mu)
+        check_number("dual_step", self.dual_step)
         check_number("steps", self.steps, whole=True)
         check_number("ridge", self.ridge, strict=False)
         for layer in problem.network:
@@ -94,8 +99,8 @@ class ADMMHashing(Method[HashingState]):
             if i > 0:
                 X[i] = (U[i] + A[i] + _apply(network[i - 1], U[i - 1]) - B[i - 1]) / 2
         for i, layer in enumerate(network):
-            A[i] = A[i] + U[i] - X[i]
-            B[i] = B[i] + X[i + 1] - _apply(layer, U[i])
+            A[i] = A[i] + self.dual_step * (U[i] - X[i])
+            B[i] = B[i] + self.dual_step * (X[i + 1] - _apply(layer, U[i]))
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: HashingState) -> Objective:

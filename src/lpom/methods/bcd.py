@@ -62,7 +62,7 @@ class BCD(Method[BCDState]):
     mu_output: float | None = None
     alpha: float = 0.1
     ridge: float = 1e-3
-    sweeps: int = 2
+    sweeps: int = 3
 
     name: ClassVar[str] = "bcd"
     equation: ClassVar[str] = (

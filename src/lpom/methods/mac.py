@@ -92,7 +92,7 @@ class MAC(Method[MACState]):
     weights: str = "auto"
     ridge: float = 1e-3
     optimizer: str | Factory = "adam"
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     schedule: str = "linear"
 
     name: ClassVar[str] = "mac"

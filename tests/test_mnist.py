@@ -1,0 +1,94 @@
+"""What the library promises on MNIST. Slow: ``pytest -m slow tests/test_mnist.py``.
+
+Needs the four IDX files under ``mnist/`` in LPOM_DATA or in ../shared/data.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import lpom
+from lpom import LPOM, ConvergenceWarning, datasets
+from lpom.methods.backprop import Adam
+
+pytestmark = pytest.mark.slow
+
+PLACES = [os.environ.get("LPOM_DATA"), Path(__file__).resolve().parents[2] / "shared" / "data"]
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    for place in PLACES:
+        if place and (Path(place) / "mnist").is_dir():
+            data = datasets.load("mnist", place)
+            arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
+            x_train, y_train, x_test, y_test = map(torch.from_numpy, arrays)
+            return (x_train, y_train), (x_test, y_test)
+    pytest.skip("no MNIST: mnist/ is neither in LPOM_DATA nor in ../shared/data")
+
+
+def accuracy(mnist, hidden, activation="relu", *, epochs, seed=0, method=None, loss="auto"):
+    train, test = mnist
+    model = lpom.mlp([784, *hidden, 10], activation, seed=seed)
+    lpom.fit(model, *train, method=method or LPOM(), loss=loss, epochs=epochs, seed=seed)
+    score = lpom.evaluate(model, *test, loss=loss)[1]
+    print(f"{hidden} {activation} seed {seed} {method}: {score:.2%}")
+    return score, model
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_defaults_reach_98_per_cent_without_a_dead_class(mnist, seed):
+    score, model = accuracy(mnist, (300, 100), epochs=5, seed=seed)
+    assert score >= 0.98
+    assert lpom.diagnose(model, *mnist[1]).dead_classes == ()
+    assert set(model(mnist[1][0]).argmax(1).tolist()) == set(range(10))
+
+
+def test_the_exact_step_on_one_hidden_layer(mnist):
+    score, _ = accuracy(mnist, (300,), epochs=5, method=LPOM(weights="exact"))
+    assert score >= 0.965
+
+
+def test_the_exact_step_stays_finite_in_a_deep_network(mnist):
+    score, model = accuracy(
+        mnist, (400, 200, 100, 50), epochs=2, method=LPOM(weights="exact"), loss="squared"
+    )
+    assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
+    assert score >= 0.95
+
+
+@pytest.mark.parametrize(("activation", "least"), [("tanh", 0.96), ("sigmoid", 0.92)])
+def test_eight_hidden_layers_as_matched_back_propagation(mnist, activation, least):
+    ours, _ = accuracy(mnist, (128,) * 8, activation, epochs=3)
+    theirs, _ = accuracy(mnist, (128,) * 8, activation, epochs=3, method=Adam())
+    assert ours >= least
+    assert ours >= theirs - 0.01
+
+
+def test_top_down_needs_the_safe_step(mnist):
+    options = {"order": "top-down", "sweeps": 3, "mu": 0.3}
+    with pytest.warns(ConvergenceWarning, match="diverge"):
+        plain, _ = accuracy(
+            mnist, (128,) * 8, "tanh", epochs=3, method=LPOM(step_rule="plain", **options)
+        )
+    safe, _ = accuracy(
+        mnist, (128,) * 8, "tanh", epochs=3, method=LPOM(step_rule="safe", **options)
+    )
+    assert plain <= 0.25
+    assert safe >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("activation", "least"), [("step", 0.96), ("staircase", 0.96), ("sign", 0.94)]
+)
+def test_no_derivative_anywhere(mnist, activation, least):
+    ours, model = accuracy(mnist, (300, 100), activation, epochs=5)
+    assert model[1].activation.jumps
+    with pytest.warns(ConvergenceWarning, match="only the last layer learns"):
+        theirs, _ = accuracy(mnist, (300, 100), activation, epochs=5, method=Adam())
+    assert ours >= least
+    assert theirs < 0.85
