@@ -42,8 +42,9 @@ _KINKS: dict[type[Activation], Callable[..., list[float]]] = {
     Staircase: lambda a: _ends([(k + 0.5) * a.step for k in range(a.levels)], a.width),
 }
 
-_GRID = 8  # cells of each round of the search for the minimum on a curve
-_ROUNDS = 12  # each narrows the bracket to two of its cells
+# Search on a curve: cells of the first grid, which must tell its valleys apart, of those that
+# follow around the lowest point, and how many follow.
+_FIRST, _NEXT, _ROUNDS = 32, 8, 10
 
 
 @final
@@ -253,11 +254,14 @@ def same_data(batch: Batch, kept: Batch | None) -> bool:
 def _search(cost: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> Tensor:
     """The lowest point of a grid between two bounds, the grid then drawn around it, and again."""
     low, high = torch.minimum(start, end), torch.maximum(start, end)
-    best = start
-    for _ in range(_ROUNDS):
-        width = (high - low) / _GRID
-        for k in range(_GRID + 1):
-            best = better(cost, best, low + k * width)
+    best, lowest = start, cost(start)
+    for cells in [_FIRST, *[_NEXT] * _ROUNDS]:
+        width = (high - low) / cells
+        for k in range(cells + 1):
+            point = low + k * width
+            value = cost(point)
+            best = torch.where(value < lowest, point, best)
+            lowest = torch.minimum(value, lowest)
         low, high = torch.maximum(low, best - width), torch.minimum(high, best + width)
     return best
 

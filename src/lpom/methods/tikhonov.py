@@ -53,9 +53,9 @@ class Tikhonov(Method[TikhonovState]):
         Proximal ridge of the weights, relative to the size of the states.
     """
 
-    mu: float | Sequence[float] = 1.0
+    mu: float | Sequence[float] = 0.1
     iterations: int = 10
-    ridge: float = 1e-3
+    ridge: float = 1e-2
 
     name: ClassVar[str] = "tikhonov"
     equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i/2 |X_i+1 - Z_i|^2, X >= 0   (eq. 10)"
