@@ -54,7 +54,7 @@ CASES = {
     ),
     "sgd": backprop(0.3),
     "nesterov": backprop(0.05),
-    "adagrad": backprop(0.1),
+    "adagrad": backprop(0.3),
     "rmsprop": backprop(0.01),
     "adam": backprop(0.02),
     "mac": Case(paper.eq3, ("X",), FIXED, 300, FIXED),

@@ -9,7 +9,7 @@ from scipy.optimize import nnls
 
 import lpom
 from lpom.methods import Batch, Problem, Tikhonov
-from lpom.methods.blocks import Regression, nonnegative_states
+from lpom.methods.blocks import Regression, estimated_norm, nonnegative_states
 from lpom.network import Lifted
 
 
@@ -19,7 +19,8 @@ def test_states_are_those_of_non_negative_least_squares(ratio):
     layer = Lifted.from_module(lpom.mlp([6, 4], seed=0, dtype=torch.float64))[0]
     V = torch.randn(10, 6, generator=generator, dtype=torch.float64)
     goal = torch.randn(10, 4, generator=generator, dtype=torch.float64)
-    found = nonnegative_states(layer.map, V.clamp(min=0), V, goal, ratio, iterations=400)
+    norm = estimated_norm(layer.map)
+    found = nonnegative_states(layer.map, V.clamp(min=0), V, goal, ratio, norm=norm, iterations=400)
     W, b = layer.map.matrix()[:, :-1].numpy(), layer.map.matrix()[:, -1].numpy()
     A = np.concatenate([np.eye(6), ratio**0.5 * W])
     for row in range(10):
@@ -39,7 +40,8 @@ def test_few_iterations_never_raise_a_sample(iterations):
     def cost(X):
         return (X - V).square().sum(1) + 9 * (layer.map.apply(X) - goal).square().sum(1)
 
-    found = nonnegative_states(layer.map, start, V, goal, 9.0, iterations)
+    norm = estimated_norm(layer.map)
+    found = nonnegative_states(layer.map, start, V, goal, 9.0, norm=norm, iterations=iterations)
     assert bool((found >= 0).all())
     assert bool((cost(found) <= cost(start)).all()) and bool((cost(found) < cost(start)).any())
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from lpom import activations, losses
 from lpom.activations import Identity
 from lpom.maps import Dense
-from lpom.methods.base import Problem
+from lpom.methods.base import Batch, Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import BatchStates, sweep
 from lpom.network import Lifted, mlp
@@ -210,3 +210,22 @@ def test_the_share_counts_the_lipschitz_constants_of_both_layers():
     margin = (1 / float(alpha[0]) - 1) / (3 * 0.25 * 4 * true)
     assert 1.0 <= margin <= 1.2
     assert alpha[1] == pytest.approx(1 / (1 + 4 * 2 / 6))
+
+
+@pytest.mark.parametrize("name", ["relu", "sigmoid", "tanh", "softplus"])
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-2, 1.0])
+def test_only_sweeps_that_truly_raise_F_are_called_diverging(name, noise):
+    """In float32 and close to a perfect fit F is all rounding, and says nothing."""
+    network = Lifted.from_module(mlp([10, 20, 20, 5], name, seed=0))
+    problem = Problem(network, losses.get("squared"))
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(50, 10, generator=generator)
+    outputs = network.feed_forward(inputs)[1][-1]
+    batch = Batch(inputs, outputs + noise * torch.randn(50, 5, generator=generator))
+    for rule, scale in [("safe", 1.0), ("plain", 20.0)]:
+        for layer in network:
+            layer.map.set_matrix(scale * layer.map.matrix())
+        method = LPOM(order="top-down", sweeps=10, step_rule=rule)
+        state = method.init(problem)
+        method.objective(problem, batch, state)
+        assert list(state.remarks) == ([] if rule == "safe" else ["diverging sweep"])

@@ -33,8 +33,7 @@ def section(experiment: Experiment, folder: Path) -> str:
     """One experiment as Markdown; empty if nothing of it was run."""
     records = list(Store(folder / f"{experiment.name}.jsonl"))
     columns = {
-        name: [r for r in records if _belongs(r, experiment, role)]
-        for name, role in experiment.roles.items()
+        name: _final_runs(experiment, role, records) for name, role in experiment.roles.items()
     }
     shown = {name: found for name, found in columns.items() if found}
     if not shown:
@@ -55,19 +54,23 @@ def section(experiment: Experiment, folder: Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def _belongs(record: dict[str, Any], experiment: Experiment, role: Role) -> bool:
-    """Whether a record is a final run of this role; tuning runs, and runs of other lengths, not."""
-    params = dict(record["params"])
-    if role.grid:
-        params.pop("learning_rate", None)
-    wanted = experiment.trial(role, record["hidden"], record["seed"])
-    return (
-        record["part"] == "test"
-        and record["method"] == role.method
-        and params == wanted.params
-        and (record["output"], record["loss"]) == (role.output, role.loss)
-        and record["epochs"] == wanted.epochs
-    )
+def _tuning(
+    experiment: Experiment, role: Role, records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The runs that chose the learning rate, best first."""
+    keys = {trial.key for trial in tuning_trials(experiment, role)}
+    return sorted((r for r in records if r["key"] in keys), key=lambda r: -r.get("score", 0.0))
+
+
+def _final_runs(
+    experiment: Experiment, role: Role, records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The runs of full length with the learning rate that was chosen."""
+    tuning = _tuning(experiment, role, records)
+    rate = {"learning_rate": tuning[0]["params"]["learning_rate"]} if tuning else {}
+    return [
+        r for r in records if r["key"] == experiment.trial(role, r["hidden"], r["seed"], **rate).key
+    ]
 
 
 def _cell(records: Sequence[dict[str, Any]]) -> str:
@@ -82,7 +85,6 @@ def _facts(
     experiment: Experiment, shown: dict[str, list[dict[str, Any]]], records: list[dict[str, Any]]
 ) -> list[str]:
     """What was run, in sentences: epochs, settings, learning rates, time, machine."""
-    by_key = {record["key"]: record for record in records}
     sentences = [*experiment.notes, "Number of seeds in brackets."]
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
@@ -96,7 +98,7 @@ def _facts(
             f"{first['loss']}, output {first['output']}{', ' if params else ''}{params}; "
             f"{seconds:.1f} s an epoch on {first['machine']['threads']} thread(s)."
         )
-        tuned = [by_key[t.key] for t in tuning_trials(experiment, role) if t.key in by_key]
+        tuned = _tuning(experiment, role, records)
         if tuned:
             grid = ", ".join(
                 f"{r['params']['learning_rate']:g}: {100 * r['score']:.2f}" for r in tuned

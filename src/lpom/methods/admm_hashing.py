@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, State, check_number
-from lpom.methods.blocks import Regression, half_square, same_data, slope
+from lpom.methods.blocks import Regression, estimated_norm, half_square, same_data, slope
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 
@@ -140,8 +140,8 @@ class ADMMHashing(Method[HashingState]):
 
     def _move_inputs(self, layer: Layer, U: Tensor, near: Tensor, goal: Tensor) -> Tensor:
         r"""Steps on :math:`\|U - near\|_F^2 + \|\phi(A(U)) - goal\|_F^2`, each sample its own."""
-        norm, _ = layer.map.norm(layer.map.start_vector(), iterations=20)
-        lengths = U.new_ones(len(U), 1) / (1 + (layer.activation.lipschitz * norm) ** 2)
+        norm = layer.activation.lipschitz * estimated_norm(layer.map)
+        lengths = U.new_ones(len(U), 1) / (1 + norm**2)
         phi, Z = layer.activation.phi, layer.map.apply(U)
         value = (U - near).square().sum(1) + (phi(Z) - goal).square().sum(1)
         for _ in range(self.steps):

@@ -126,6 +126,11 @@ def ridge_states(map_: LinearMap, V: Tensor, goal: Tensor, ratio: float) -> Tens
     return V + ratio * torch.cholesky_solve((R @ W).T, factor).T
 
 
+def estimated_norm(map_: LinearMap) -> Tensor:
+    """The spectral norm, from below, by twenty power iterations."""
+    return map_.norm(map_.start_vector(), iterations=20)[0]
+
+
 def linear_matrix(map_: LinearMap, width: int) -> Tensor:
     """The weights without the bias, (out, width)."""
     return map_.matrix()[:, :width]
@@ -189,14 +194,20 @@ def accelerated(
 
 
 def nonnegative_states(
-    map_: LinearMap, X: Tensor, V: Tensor, goal: Tensor, ratio: float, iterations: int
+    map_: LinearMap,
+    X: Tensor,
+    V: Tensor,
+    goal: Tensor,
+    ratio: float,
+    *,
+    norm: Tensor,
+    iterations: int,
 ) -> Tensor:
     r""":math:`\arg\min_{X \ge 0} \|X - V\|_F^2 + ratio \|goal - A(X)\|_F^2`, from a feasible X.
 
-    A fixed number of accelerated projected gradient steps. The norm of the map is seen from
-    below, so a sample whose cost rose keeps its old row.
+    A fixed number of accelerated projected gradient steps. The norm of the map may come from
+    below, as power iteration sees it: a sample whose cost rose keeps its old row.
     """
-    norm, _ = map_.norm(map_.start_vector(), iterations=20)
 
     def gradient(x: Tensor) -> Tensor:
         return x - V + ratio * map_.adjoint(map_.apply(x) - goal)

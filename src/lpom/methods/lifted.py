@@ -12,6 +12,7 @@ from torch import Tensor
 from lpom.methods.base import Batch, Method, Problem, State, check_choice, check_number
 from lpom.methods.blocks import (
     Regression,
+    estimated_norm,
     half_square,
     nonnegative_states,
     require_relu,
@@ -102,13 +103,26 @@ class LiftedNetworks(Method[LiftedState]):
         network, mu = problem.network, state.mu
         _, X = network.feed_forward(batch.inputs)
         outputs, last = X[-1], len(network) - 1
+        norms = [estimated_norm(layer.map) for layer in network.layers[1:]]
         for _ in range(self.sweeps):
             Z = [layer.map.apply(x) for layer, x in zip(network, X[:-1], strict=True)]
             X[-1] = problem.loss.prox(
                 Z[last], batch.target, mu[last], network[last].activation.lower
             )
             for i in range(last, 0, -1):
-                X[i] = self._state(network[i], X[i], Z[i - 1], X[i + 1], mu[i] / mu[i - 1])
+                ratio = mu[i] / mu[i - 1]
+                if self.formulation == "divergence":
+                    X[i] = (Z[i - 1] + ratio * network[i].map.adjoint(X[i + 1])).clamp(min=0)
+                else:
+                    X[i] = nonnegative_states(
+                        network[i].map,
+                        X[i],
+                        Z[i - 1],
+                        X[i + 1],
+                        ratio,
+                        norm=norms[i - 1],
+                        iterations=self.iterations,
+                    )
         for i, layer in enumerate(network):
             if all(parameter.requires_grad for parameter in layer.map.parameters()):
                 self._move_weights(layer, X[i], X[i + 1], mu[i], batch.weight)
@@ -131,11 +145,6 @@ class LiftedNetworks(Method[LiftedState]):
             gaps.append(total(penalty, weight) + self.rho / state.mu[i] * square)
         loss = total(problem.loss.value(X[-1], batch.target), weight)
         return Objective(loss, tuple(gaps), tuple(state.mu))
-
-    def _state(self, above: Layer, X: Tensor, Z: Tensor, goal: Tensor, ratio: float) -> Tensor:
-        if self.formulation == "divergence":
-            return (Z + ratio * above.map.adjoint(goal)).clamp(min=0)
-        return nonnegative_states(above.map, X, Z, goal, ratio, self.iterations)
 
     def _move_weights(
         self, layer: Layer, X: Tensor, X_next: Tensor, mu: float, weight: Tensor | None

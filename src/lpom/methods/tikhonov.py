@@ -12,6 +12,7 @@ from torch import Tensor
 from lpom.methods.base import Batch, Method, Problem, State, check_number
 from lpom.methods.blocks import (
     Regression,
+    estimated_norm,
     half_square,
     nonnegative_states,
     require_relu,
@@ -83,7 +84,15 @@ class Tikhonov(Method[TikhonovState]):
             if i > 0:
                 Z = network[i - 1].map.apply(X[i - 1])
                 ratio = mu[i] / mu[i - 1]
-                X[i] = nonnegative_states(layer.map, X[i], Z, X[i + 1], ratio, self.iterations)
+                X[i] = nonnegative_states(
+                    layer.map,
+                    X[i],
+                    Z,
+                    X[i + 1],
+                    ratio,
+                    norm=estimated_norm(layer.map),
+                    iterations=self.iterations,
+                )
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: TikhonovState) -> Objective:
