@@ -99,13 +99,14 @@ def test_data_follow_the_model_s_dtype():
     )
 
 
-def test_a_state_too_few_is_said(model):
+def test_wrong_shapes_are_said(model):
     X, y = data()
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="one tensor per layer.*got"):
         lpom.objective(model, X, y, states=[y])
-    assert str(caught.value) == (
-        "states needs one tensor per layer, the output's last: this network has 2, got 1."
-    )
+    with pytest.raises(ValueError, match="a column for every input of the network; got"):
+        lpom.objective(model, X[:, 1:], y)
+    with pytest.raises(ValueError, match="a row for every target"):
+        lpom.objective(model, X[1:], y)
 
 
 def test_a_state_out_of_range_makes_the_objective_infinite(model):

@@ -105,15 +105,21 @@ def objective(
     inputs = torch.as_tensor(X).to(parameter)
     task = Task.infer(y, network.n_outputs, loss)
     target = task.target(y).to(parameter)
-    if states is None:
-        _, X_all = network.feed_forward(inputs)
-    else:
-        if len(states) != len(network):
+    if inputs.ndim != 2 or inputs.shape != (len(target), network.n_inputs):
+        raise ValueError(
+            f"X needs shape ({len(target)}, {network.n_inputs}): a row for every target and a "
+            f"column for every input of the network; got {tuple(inputs.shape)}."
+        )
+    _, X_all = network.feed_forward(inputs)
+    if states is not None:
+        expected = [tuple(x.shape) for x in X_all[1:]]
+        given = [tuple(x.shape) for x in states]
+        if given != expected:
             raise ValueError(
-                f"states needs one tensor per layer, the output's last: this network has "
-                f"{len(network)}, got {len(states)}."
+                "states needs one tensor per layer, the output's last, of shapes "
+                f"{expected}; got {given}."
             )
-        X_all = [inputs, *states]
+        X_all = [inputs, *(x.to(parameter) for x in states)]
     return evaluate(network, task.loss, X_all, target, per_layer(mu, len(network)))
 
 
