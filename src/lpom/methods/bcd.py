@@ -48,7 +48,8 @@ class BCD(Method[BCDState]):
     mu : float or one per layer
         Weight of the two penalties of each layer.
     mu_output : float, optional
-        Weight of the last layer's penalties, if it is to differ from ``mu``.
+        Weight of the last layer's penalties where ``mu`` is one number. Larger than ``mu``, it
+        makes hidden states carry more of the error down.
     alpha : float
         Weight of the proximal terms of states and pre-activations, relative to ``mu``.
     ridge : float
@@ -58,11 +59,11 @@ class BCD(Method[BCDState]):
         Rounds over all blocks in one step.
     """
 
-    mu: float | Sequence[float] = 0.1
-    mu_output: float | None = None
-    alpha: float = 0.1
-    ridge: float = 1e-3
-    sweeps: int = 3
+    mu: float | Sequence[float] = 0.01
+    mu_output: float | None = 0.1
+    alpha: float = 0.01
+    ridge: float = 1e-2
+    sweeps: int = 4
 
     name: ClassVar[str] = "bcd"
     equation: ClassVar[str] = (
@@ -77,7 +78,8 @@ class BCD(Method[BCDState]):
         check_number("alpha", self.alpha, strict=False)
         check_number("ridge", self.ridge, strict=False)
         check_number("sweeps", self.sweeps, whole=True)
-        return BCDState(mu=per_layer(self.mu, len(problem.network), self.mu_output))
+        output = self.mu_output if isinstance(self.mu, int | float) else None
+        return BCDState(mu=per_layer(self.mu, len(problem.network), output))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: BCDState) -> None:
