@@ -112,7 +112,7 @@ def test_optimality_conditions_vanish_at_convergence(activation, loss, data):
     """Those of the supplement: gradients in W, X and U, here by autograd."""
     X, y = data
     model = lpom.mlp([5, 3], output=activation, seed=0, dtype=X.dtype)
-    method = BCD(mu=1.0, mu_output=0.2, alpha=0.0, ridge=0.0)
+    method = BCD(mu_output=0.2, alpha=0.0, ridge=0.0, sweeps=1)
     result = lpom.fit(model, X, y, method=method, loss=loss, epochs=100, progress=False)
     states = [x.detach().clone().requires_grad_() for x in result.state.X]
     pre = [u.detach().clone().requires_grad_() for u in result.state.U]

@@ -8,7 +8,8 @@ The block of a hidden state has the optimality condition (eq. 17 of the paper)
 The plain iteration (eq. 25) solves it for :math:`X_i` as if the rest stood still. The safe step
 keeps the pre-activation :math:`P`, :math:`X = \phi(P)`, as variable and moves only the share
 :math:`\alpha` of the way there: mirror descent with mirror map :math:`\Phi^*`, which never raises
-the block's objective when :math:`\alpha \le 1 / (1 + r \gamma_{i-1} \gamma_i \|W_i\|_2^2)`.
+the block's objective when :math:`\alpha \le 2 / (1 + r \gamma_{i-1} \gamma_i \|W_i\|_2^2)`. Half
+of that is taken, so a norm that power iteration has seen from below does no harm.
 """
 
 from __future__ import annotations
