@@ -311,3 +311,10 @@ def test_soft_labels_are_targets_too():
     before, _ = lpom.evaluate(model, X, y, loss="cross-entropy")
     lpom.fit(model, X, y, loss="cross-entropy", epochs=30, batch_size=10, seed=0)
     assert lpom.evaluate(model, X, y, loss="cross-entropy")[0] < before
+
+
+def test_a_full_batch_method_refuses_a_loader(digits):
+    (X, y), _ = digits
+    loader = DataLoader(TensorDataset(X, y), batch_size=50)
+    with pytest.raises(ValueError, match="needs all rows at once"):
+        lpom.fit(lpom.mlp([64, 10], seed=0), loader, method="admm", epochs=1)

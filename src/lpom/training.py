@@ -85,7 +85,8 @@ def fit(
         Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers.
     method : name or Method
     loss : name or Loss; "auto" follows y
-    batch_size : rows per step, by default 100 or all if there are fewer
+    batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
+        all in any case
     validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
     seed : fixes the order of the batches
     device : where to move the model; by default it stays where it is
@@ -116,6 +117,11 @@ def fit(
         return Arrays(X, y, task, like, n_features=n_features, **options)
 
     if method.full_batch:
+        if isinstance(X, DataLoader):
+            raise ValueError(
+                f"method {method.name!r} keeps variables for every sample and needs all rows at "
+                "once; give X and y as arrays in place of the DataLoader."
+            )
         train = source(X, y, weight=sample_weight)
     else:
         if batch_size is None and not isinstance(X, DataLoader):

@@ -178,3 +178,31 @@ def test_no_block_of_admm_hashing_raises_the_objective(activation, monkeypatch):
     assert len(values) == 1 + 3 + 3 + 3  # the start; X, W and U of each layer
     for before, after in zip(values, values[1:], strict=False):
         assert after <= before + 1e-10 * abs(before)
+
+
+@pytest.mark.parametrize("lower", [-float("inf"), 0.0])
+@pytest.mark.parametrize("strength", [0.1, 1.0, 20.0])
+@pytest.mark.parametrize("loss", lpom.losses.names())
+def test_proximal_step_of_a_loss_is_its_minimiser(loss, strength, lower):
+    """Convex, so nothing nearby is lower: neither any output alone nor along the gradient."""
+    made = lpom.losses.get(loss)
+    generator = torch.Generator().manual_seed(0)
+    v = 2 * torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    target = made.encode(torch.arange(60) % 3, 3, 3, dtype=v.dtype)
+    x = made.prox(v, target, strength, lower)
+    pull = made.gradient(x, target) + strength * (x - v)
+    assert bool((x >= lower).all())
+    moved = x - (x - pull / (1 + strength)).clamp(min=lower)
+    assert float(moved.abs().max()) < 1e-9
+
+
+def test_proximal_step_of_the_textbook_hinge_is_the_lowest_of_a_grid():
+    made = lpom.losses.get("hinge", smoothing=0.0)
+    v = torch.linspace(-3, 3, 41, dtype=torch.float64)[:, None]
+    grid = torch.linspace(-4, 4, 8001, dtype=torch.float64)[:, None]
+    for sign in (-1.0, 1.0):
+        target = torch.full_like(v, sign)
+        found = made.prox(v, target, 2.0)
+        cost = made.value(found, target) + (found - v).square().sum(1)
+        other = made.value(grid, torch.full_like(grid, sign)) + (grid - v.T).square().T
+        assert bool((cost <= other.min(1).values + 1e-12).all())

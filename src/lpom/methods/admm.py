@@ -48,7 +48,9 @@ class ADMM(Method[ADMMState]):
     Parameters
     ----------
     mu : float or one per hidden layer
-        Weight of the two penalties of each hidden layer.
+        Weight of the two penalties of each hidden layer. Well below ``beta`` hidden states follow
+        the targets and the first layers learn; near or above it the states drift from those
+        of the network, whose accuracy falls again, or (far above) hardly move at all.
     beta : float
         Weight of the output's penalty.
     warm_start : int
