@@ -31,7 +31,11 @@ def run(source: str, tests: list[str]) -> int:
     settings.load_profile("as found")
     known = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
     with contextlib.redirect_stdout(sys.stderr):
-        return int(pytest.main(["-x", "--tb=short", "-p", "no:cacheprovider", "-W", known, *tests]))
+        return int(
+            pytest.main(
+                ["-x", "-n", "0", "--tb=short", "-p", "no:cacheprovider", "-W", known, *tests]
+            )
+        )
 
 
 if __name__ == "__main__":
