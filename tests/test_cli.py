@@ -296,7 +296,7 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--test-fraction", 0.5), "option test fraction is for files"),
         (("iris", "--method", "lpon"), "unknown method 'lpon'; did you mean 'lpom'"),
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
-        (("iris", "--activation", "gelu"), "unknown activation 'gelu'"),
+        (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
         (("iris", "--order", "topdown"), "unknown order 'topdown'; did you mean 'top-down'"),
         (("iris", "--weights", "exakt"), "unknown weights 'exakt'; did you mean 'exact'"),
