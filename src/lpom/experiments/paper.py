@@ -66,7 +66,7 @@ class Experiment:
 _ADAPTIVE = (1e-3, 2e-3, 4e-3)
 
 #: As in the paper: exact weight step, squared loss. What it left open is chosen on held-out
-#: training data (docs/reproduction.md): order, sweeps, ridge, and an output that can't die.
+#: training data : order, sweeps, ridge, and an output that can't die.
 AS_IN_PAPER = Role("LPOM, as in the paper", "lpom", {"weights": "exact"})
 BEST = Role("LPOM, best", "lpom", grid=_ADAPTIVE, loss="cross-entropy")
 ADAM = Role("Adam, matched", "adam", grid=_ADAPTIVE, loss="cross-entropy")
