@@ -84,7 +84,7 @@ def _cells(row: Row, n_seeds: int, score: str) -> list[str]:
         _mean_and_spread(row.values("score"), show),
         show(statistics.fmean(row.values("train_score"))),
         f"{statistics.median(row.seconds()):.3g}",
-        f"{max(row.values('peak_bytes')) / 2**20:.3g} MiB",
+        _memory(max(row.values("peak_bytes"))),
         f"{statistics.fmean(row.at_end('objective')):.3g}",
         str(row.finished[0]["epochs"]),
         batches,
@@ -101,6 +101,11 @@ def _mean_and_spread(values: Sequence[float], show: Callable[[float], str]) -> s
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
+
+
+def _memory(count: float) -> str:
+    mebibytes = count / 2**20
+    return f"{mebibytes:.3g} MiB" if mebibytes < 100 else f"{mebibytes:,.0f} MiB"
 
 
 def _number(value: float) -> str:
