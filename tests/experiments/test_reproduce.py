@@ -83,6 +83,7 @@ def test_the_table_says_what_the_results_say(tiny, tmp_path):
     assert row.split("|")[2].strip() == "90.0"
     assert row.split("|")[3].strip().startswith(f"{mean:.2f} ±")
     assert row.count("(2)") == 2
+    assert "The paper's runs have 3 epochs." in text
     path = write_summary(folder)
     assert path == tmp_path / "README.md" and "## Tiny" in path.read_text()
 

@@ -36,7 +36,7 @@ class Experiment:
     dataset: str
     networks: tuple[tuple[int, ...], ...]
     mu: float
-    paper_epochs: int
+    paper_epochs: int  # 0 where the paper does not say
     epochs: int
     tuning_epochs: int
     printed: Mapping[str, tuple[float, ...]]

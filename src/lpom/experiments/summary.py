@@ -86,6 +86,8 @@ def _facts(
 ) -> list[str]:
     """What was run, in sentences: epochs, settings, learning rates, time, machine."""
     sentences = [*experiment.notes, "Number of seeds in brackets."]
+    if experiment.paper_epochs:
+        sentences.append(f"The paper's runs have {experiment.paper_epochs} epochs.")
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
         params = ", ".join(
