@@ -49,8 +49,8 @@ def test_solve_is_ridge_regression(shape, seed, ridge):
     assert not form.deficient
     C = form.solve(R)
     expected = literal(A, R, ridge)
-    torch.testing.assert_close(form.weights(C), expected, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(form.apply(C), A @ form.weights(C), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(form.weights(C).T, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(form.apply(C), A @ form.weights(C).T, rtol=1e-8, atol=1e-8)
 
 
 @given(shapes, seeds, st.sampled_from([0.0, 0.1]))
@@ -76,7 +76,7 @@ def test_dependent_rows_are_said_and_solved_on_their_range(seed, rank, m, n, sin
     dtype = torch.float32 if single else torch.float64
     form = gram(A.to(dtype), 0.0)
     assert form.deficient
-    found = form.weights(form.solve(R.to(dtype)))
+    found = form.weights(form.solve(R.to(dtype))).T
     tolerance = 1e-4 if single else 1e-10
     torch.testing.assert_close(found.double(), right @ left.T @ R, rtol=0, atol=tolerance)
 

@@ -60,7 +60,7 @@ def test_outputs_are_rows_of_the_design_times_the_matrix(drawn):
 
 
 @given(maps())
-def test_set_matrix_writes_weights_and_bias_in_place(drawn):
+def test_set_and_add_matrix_write_weights_and_bias_in_place(drawn):
     map_, X, _ = drawn
     pointers = [parameter.data_ptr() for parameter in map_.parameters()]
     matrix = map_.matrix()
@@ -68,8 +68,11 @@ def test_set_matrix_writes_weights_and_bias_in_place(drawn):
     torch.testing.assert_close(map_.matrix(), 2 * matrix)
     torch.testing.assert_close(map_.module(X).detach(), map_.design(X) @ (2 * matrix).T)
     assert pointers == [parameter.data_ptr() for parameter in map_.parameters()]
+    map_.add_matrix(-matrix)
+    torch.testing.assert_close(map_.matrix(), matrix)
+    assert pointers == [parameter.data_ptr() for parameter in map_.parameters()]
     map_.matrix().zero_()  # a copy
-    torch.testing.assert_close(map_.matrix(), 2 * matrix)
+    torch.testing.assert_close(map_.matrix(), matrix)
 
 
 @given(maps())

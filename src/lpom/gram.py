@@ -34,11 +34,11 @@ class Gram(ABC):
 
     @abstractmethod
     def apply(self, C: Tensor) -> Tensor:
-        """What the coefficients do to the outputs: ``A @ weights(C)``, (m, out)."""
+        """What the coefficients do to the outputs: ``A @ weights(C).T``, (m, out)."""
 
     @abstractmethod
     def weights(self, C: Tensor) -> Tensor:
-        """The weight change they stand for, (n, out)."""
+        """The weight change they stand for, one row per output as in a map's matrix, (out, n)."""
 
 
 @final
@@ -56,12 +56,12 @@ class Columns(Gram):
         return self.A @ C
 
     def weights(self, C: Tensor) -> Tensor:
-        return C
+        return C.T
 
 
 @final
 class Rows(Gram):
-    """More columns than rows: weights are ``A^T C``, the matrix is ``G = A A^T``.
+    """More columns than rows: weights are ``C^T A``, the matrix is ``G = A A^T``.
 
     An iteration costs O(m^2 out) instead of O(m n out).
     """
@@ -78,7 +78,7 @@ class Rows(Gram):
         return self.G @ C
 
     def weights(self, C: Tensor) -> Tensor:
-        return self.A.T @ C
+        return C.T @ self.A
 
 
 @final

@@ -64,6 +64,10 @@ class LinearMap(ABC):
         """Write weights and bias in place."""
 
     @abstractmethod
+    def add_matrix(self, change: Tensor) -> None:
+        """Add to weights and bias in place, without a copy of them."""
+
+    @abstractmethod
     def start_vector(self) -> Tensor:
         """An input of norm one from which power iteration starts."""
 
@@ -147,6 +151,12 @@ class Dense(LinearMap):
         self.weight.copy_(matrix[:, :width])
         if self.bias is not None:
             self.bias.copy_(matrix[:, width])
+
+    def add_matrix(self, change: Tensor) -> None:
+        width = self.module.in_features
+        self.weight.add_(change[:, :width])
+        if self.bias is not None:
+            self.bias.add_(change[:, width])
 
     def start_vector(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.module.in_features)

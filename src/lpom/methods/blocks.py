@@ -86,13 +86,13 @@ class Regression:
     def step(self, map_: LinearMap, R: Tensor) -> None:
         """Move the weights by the solution for ``R = U - A(X; W_old)``, unless they are frozen."""
         if all(parameter.requires_grad for parameter in map_.parameters()):
-            map_.set_matrix(map_.matrix() + self.solve(R).T)
+            map_.add_matrix(self.solve(R).T)
 
     def solve(self, R: Tensor) -> Tensor:
         """The change of the weights that the residual asks for, one column per output."""
         if self.rows is not None:
             R = self.map.as_rows(R if self.scale is None else self.scale * R)
-            return self.rows.weights(self.rows.solve(R))
+            return self.rows.weights(self.rows.solve(R)).T
         total: Tensor | None = None
         for part in self._parts():
             rows = self.map.as_rows(R[part] if self.scale is None else self.scale[part] * R[part])

@@ -222,7 +222,7 @@ def gauss_newton_weights(
         return (per_row * (above - phi(Z + t * Z_move)).square()).sum(0, keepdim=True)
 
     share = halved(cost, longer.clamp(max=2.0 ** (_HALVINGS / 2)))
-    layer.map.set_matrix(layer.map.matrix() + (share * move).T)
+    layer.map.add_matrix((share * move).T)
 
 
 def halved(cost: Callable[[Tensor], Tensor], share: Tensor) -> Tensor:

@@ -249,6 +249,7 @@ class LPOM(Method[LPOMState]):
                 layer,
                 states.X[i],
                 states.X[i + 1],
+                Z=states.Z[i],
                 iterations=self.iterations,
                 ridge=self.ridge,
                 weight=batch.weight,

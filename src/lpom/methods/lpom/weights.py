@@ -21,36 +21,41 @@ def exact_step(
     X: Tensor,
     X_next: Tensor,
     *,
+    Z: Tensor | None = None,
     iterations: int = 1,
     ridge: float = 0.1,
     weight: Tensor | None = None,
 ) -> bool:
     r"""Algorithm 2 in the metric of ``X``, in place; returns whether ``X`` was rank-deficient.
 
+    ``Z`` is the layer's output on ``X``, where it is known already.
     :math:`W_{k+1} = Y_k - \frac{1}{\gamma} (X^+ (\phi(X Y_k^T) - X_{next}))^T` (eq. 35) with the
     accelerated sequence :math:`Y_k`. The pseudo-inverse is never formed: every iterate is the
     old weights plus a combination :math:`C` that the Gram object of the map understands. With a
     ridge, :math:`X^T X + \lambda I` still majorises and Theorem 4 holds in that metric.
     """
+    if Z is None:
+        Z = layer.map.apply(X)
     if weight is not None:
-        X, X_next, weight = X[weight > 0], X_next[weight > 0], weight[weight > 0]
+        kept = weight > 0
+        X, Z, X_next, weight = X[kept], Z[kept], X_next[kept], weight[kept]
     if len(X) == 0:
         return False
     gamma, phi = layer.activation.lipschitz, layer.activation.phi
     gram = layer.map.gram(X, ridge, weight)
     goal = layer.map.as_rows(X_next)
-    start = layer.map.as_rows(layer.map.apply(X))  # (rows, out)
+    start = layer.map.as_rows(Z)  # (rows, out)
     scale = torch.ones_like(start[:, :1]) if weight is None else weight.sqrt()[:, None]
 
-    C_old = C = gram.solve(torch.zeros_like(goal))
-    theta_old = 0.0
-    for _ in range(iterations):
+    C = -gram.solve(scale * (phi(start) - goal)) / gamma  # Y_0 = 0
+    C_old, theta_old = torch.zeros_like(C), next_theta(0.0)
+    for _ in range(iterations - 1):
         theta = next_theta(theta_old)
         Y = theta * C - math.sqrt(theta) * (theta_old * C_old - C)
         residual = phi(start + gram.apply(Y) / scale) - goal
         C_old, C = C, Y - gram.solve(scale * residual) / gamma
         theta_old = theta
-    layer.map.set_matrix(layer.map.matrix() + gram.weights(C).T)
+    layer.map.add_matrix(gram.weights(C))
     return gram.deficient
 
 
