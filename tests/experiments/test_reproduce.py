@@ -115,9 +115,26 @@ def test_the_command(tiny, tmp_path):
         assert result.exit_code == 2 and sentence in result.output
 
 
-def test_quick_results_stay_apart(tiny, tmp_path):
+def test_quick_results_and_tables_stay_apart(tiny, tmp_path):
     out = tmp_path / "results"
     result = CliRunner().invoke(app, ["reproduce", "tiny", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
-    assert not out.exists()
-    assert all(r["epochs"] == 1 for r in lines(tmp_path / "results-quick"))
+    assert not out.exists() and not (tmp_path / "README.md").exists()
+    assert all(r["epochs"] == 1 for r in lines(tmp_path / "quick" / "results"))
+    table = (tmp_path / "quick" / "README.md").read_text()
+    assert table.count("(1)") == 4 and "exact: 1 epochs" in table
+
+
+def test_the_experiments_own_length_goes_before_a_longer_one(tiny, tmp_path):
+    reproduce("tiny", folder=tmp_path, seeds=(0,), epochs=5, roles=["best"])
+    assert "best: 5 epochs" in section(tiny, tmp_path)
+    reproduce("tiny", folder=tmp_path, seeds=(0,), roles=["best"])
+    assert "best: 3 epochs" in section(tiny, tmp_path)
+
+
+def test_figures_have_a_picture_of_the_training_curves(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, curves=True, networks=((8,),)))
+    folder = tmp_path / "results"
+    reproduce("tiny", folder=folder, seeds=(0, 1))
+    assert "![Tiny](tiny.png)" in write_summary(folder).read_text()
+    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")

@@ -41,7 +41,7 @@ def reproduce(
     chosen = [name] if name != "all" else list(EXPERIMENTS)
     if quick:
         seeds, epochs = seeds.split(",")[0], 1
-        out = out.with_name(f"{out.name}-quick")
+        out = out.parent / "quick" / out.name  # its README stands apart too
     for experiment in chosen:
         run_experiment(
             experiment,

@@ -1,9 +1,9 @@
-"""Pictures of a comparison: accuracy over epochs and over seconds, every line named at its end."""
+"""Pictures of runs: accuracy over epochs or seconds, every line named at its end."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ class _Line:
     x: NDArray[Any]
     scores: NDArray[Any]  # (seeds, epochs)
     color: str
-    dash: str
+    dash: str = "-"
+    bold: bool = False
+    label: str = ""  # beside the name: what came out
 
     @property
     def mean(self) -> NDArray[Any]:
@@ -47,35 +49,70 @@ def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, b
     Accuracies stand on a scale on which equal steps divide the errors by equal factors. A band
     goes from the lowest to the highest seed.
     """
-    lines = [_line(row, by) for row in rows]
-    figure = Figure(figsize=(9, 5.6), dpi=150)
-    figure.subplots_adjust(left=0.09, right=0.77, top=0.9, bottom=0.12)
-    axes = figure.subplots()
-    low = min(float(line.scores.min()) for line in lines)
-    high = max(float(line.scores.max()) for line in lines)
+    lines = [_line(row, by, score) for row in rows]
+    figure, axes = _canvas()
     if score == "accuracy":
-        _error_scale(axes, low, high, best=1 - 0.5 / n_test)
+        _error_scale(axes, lines, n_test)
     else:
-        low = max(low, _WORST_R2)
+        low = max(min(float(line.scores.min()) for line in lines), _WORST_R2)
+        high = max(float(line.scores.max()) for line in lines)
         axes.set_ylim(low, high + 0.05 * (high - low))
     if by == "seconds":
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
+    notes = ["dashed: full batch"] if any(row.full_batch for row in rows) else []
+    _draw(figure, axes, lines, path, f"{title}: test {score}", by, notes)
+
+
+def draw_training(runs: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str) -> None:
+    """Accuracy on the training batches over the epochs; at the end of a line, that on the test set.
+
+    ``runs`` has the records of all seeds by name; the first name is drawn bold.
+    """
+    lines = []
+    for k, (name, records) in enumerate(runs.items()):
+        scores = np.array([[epoch["score"] for epoch in r["curve"]] for r in records])
+        label = f"test {100 * np.mean([r['score'] for r in records]):.2f} %"
+        x = np.arange(1.0, scores.shape[1] + 1)
+        lines.append(_Line(name, x, scores, COLORS[k], bold=k == 0, label=label))
+    figure, axes = _canvas()
+    _error_scale(axes, lines, n_rows=50_000)  # the size of MNIST and CIFAR-10
+    _draw(figure, axes, lines, path, f"{title}: training accuracy", "epochs", [])
+
+
+def _canvas() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(9, 5.6), dpi=150)
+    figure.subplots_adjust(left=0.09, right=0.77, top=0.9, bottom=0.12)
+    return figure, figure.subplots()
+
+
+def _draw(
+    figure: Figure,
+    axes: Axes,
+    lines: Sequence[_Line],
+    path: Path,
+    title: str,
+    by: str,
+    notes: list[str],
+) -> None:
+    """Lines, names and file; the scales are set already, since names stand where lines end."""
+    if by == "epochs":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     for line in lines:
         _plot(axes, line)
-    _dress(axes, f"{title}: test {score}", by)
-    _explain(axes, rows)
-    _name_lines(axes, lines, score)
+    _dress(axes, title, by)
+    if any(len(line.scores) > 1 for line in lines):
+        notes = ["band: lowest to highest seed", *notes]
+    _explain(axes, notes)
+    _name_lines(axes, lines)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     write_atomically(path, picture.getvalue())
 
 
-def _line(row: Row, by: str) -> _Line:
+def _line(row: Row, by: str, score: str) -> _Line:
     curves = [record["curve"] for record in row.finished]
     scores = np.array([[epoch["validation_score"] for epoch in curve] for curve in curves])
     x = np.arange(1.0, scores.shape[1] + 1)
@@ -85,11 +122,20 @@ def _line(row: Row, by: str) -> _Line:
     alike = [name for name in methods.METHODS if methods.METHODS[name].full_batch == row.full_batch]
     turn, place = divmod(alike.index(row.method), len(COLORS))
     color = COLORS[-1 - place] if row.full_batch else COLORS[place]
-    return _Line(row.method, x, scores, color, _DASHES[row.full_batch][turn % 2])
+    end = float(scores.mean(0)[-1])
+    return _Line(
+        row.method,
+        x,
+        scores,
+        color,
+        _DASHES[row.full_batch][turn % 2],
+        bold=row.method == "lpom",
+        label=f"{100 * end:.2f} %" if score == "accuracy" else f"{end:.3f}",
+    )
 
 
 def _plot(axes: Axes, line: _Line) -> None:
-    width = 2.6 if line.name == "lpom" else 1.6
+    width = 2.6 if line.bold else 1.6
     axes.plot(line.x, line.mean, line.dash, color=line.color, linewidth=width)
     if len(line.x) == 1:
         axes.plot(line.x, line.mean, "o", color=line.color, markersize=4)
@@ -98,8 +144,11 @@ def _plot(axes: Axes, line: _Line) -> None:
         axes.fill_between(line.x, low, high, color=line.color, alpha=0.12, linewidth=0)
 
 
-def _error_scale(axes: Axes, low: float, high: float, best: float) -> None:
-    """Accuracy a at height -log(1 - a); no error at all counts as half of one."""
+def _error_scale(axes: Axes, lines: Sequence[_Line], n_rows: int) -> None:
+    """Accuracy a at height -log(1 - a); no error at all in the rows counts as half of one."""
+    low = min(float(line.scores.min()) for line in lines)
+    high = max(float(line.scores.max()) for line in lines)
+    best = 1 - 0.5 / n_rows
 
     def height(accuracy: Any) -> Any:
         return -np.log10(1 - np.clip(accuracy, 0, best))
@@ -125,9 +174,7 @@ def _dress(axes: Axes, title: str, by: str) -> None:
     axes.spines[["left", "bottom"]].set_color("#b0b0b0")
 
 
-def _explain(axes: Axes, rows: Sequence[Row]) -> None:
-    notes = ["band: lowest to highest seed"] if any(len(row.finished) > 1 for row in rows) else []
-    notes += ["dashed: full batch"] if any(row.full_batch for row in rows) else []
+def _explain(axes: Axes, notes: Sequence[str]) -> None:
     axes.text(
         1.0,
         1.02,
@@ -139,7 +186,7 @@ def _explain(axes: Axes, rows: Sequence[Row]) -> None:
     )
 
 
-def _name_lines(axes: Axes, lines: Sequence[_Line], score: str) -> None:
+def _name_lines(axes: Axes, lines: Sequence[_Line]) -> None:
     """Names at the right, in the order of the lines' ends, apart from each other."""
     axes.autoscale_view(scaley=False)
     right = axes.transAxes.transform((1, 0))[0]
@@ -149,15 +196,14 @@ def _name_lines(axes: Axes, lines: Sequence[_Line], score: str) -> None:
     order = sorted(lines, key=lambda line: ends[line.name][1])
     heights = spread([ends[line.name][1] for line in order], 13 * points, bottom, top)
     for line, height in zip(order, heights, strict=True):
-        value = f"{100 * line.mean[-1]:.2f} %" if score == "accuracy" else f"{line.mean[-1]:.3f}"
         axes.annotate(
-            f"{line.name}  {value}",
+            f"{line.name}  {line.label}",
             xy=(line.x[-1], line.mean[-1]),
             xytext=(right + 16 * points, height),
             textcoords="figure pixels",
             color=line.color,
             fontsize=9.5,
-            fontweight="bold" if line.name == "lpom" else "normal",
+            fontweight="bold" if line.bold else "normal",
             verticalalignment="center",
             annotation_clip=False,
             arrowprops={

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.plots import draw_training
 from lpom.experiments.reproduce import tuning_trials
 from lpom.experiments.trials import Store
 from lpom.files import write_atomically
@@ -50,27 +51,49 @@ def section(experiment: Experiment, folder: Path) -> str:
         rows.append(row)
     lines = [f"## {experiment.title}", "", f"`lpom reproduce {experiment.name}`", ""]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
+    if experiment.curves:
+        lines += ["", f"![{experiment.title}]({_picture(experiment, shown, folder).name})"]
     lines += ["", *(f"- {sentence}" for sentence in _facts(experiment, shown, records))]
     return "\n".join([*lines, ""])
 
 
+def _picture(experiment: Experiment, shown: dict[str, list[dict[str, Any]]], folder: Path) -> Path:
+    """Draw the training curves beside the README."""
+    finished = {
+        experiment.roles[name].title: runs
+        for name, found in shown.items()
+        if (runs := [r for r in found if "score" in r])
+    }
+    path = folder.parent / f"{experiment.name}.png"
+    if finished:
+        draw_training(finished, path, experiment.title)
+    return path
+
+
 def _tuning(
-    experiment: Experiment, role: Role, records: Sequence[dict[str, Any]]
+    experiment: Experiment, role: Role, records: Sequence[dict[str, Any]], epochs: int
 ) -> list[dict[str, Any]]:
     """The runs that chose the learning rate, best first."""
-    keys = {trial.key for trial in tuning_trials(experiment, role)}
+    keys = {trial.key for trial in tuning_trials(experiment, role, epochs)}
     return sorted((r for r in records if r["key"] in keys), key=lambda r: -r.get("score", 0.0))
 
 
 def _final_runs(
     experiment: Experiment, role: Role, records: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The runs of full length with the learning rate that was chosen."""
-    tuning = _tuning(experiment, role, records)
-    rate = {"learning_rate": tuning[0]["params"]["learning_rate"]} if tuning else {}
-    return [
-        r for r in records if r["key"] == experiment.trial(role, r["hidden"], r["seed"], **rate).key
-    ]
+    """The runs with the learning rate that was chosen, of the role's own length or the longest."""
+    own = role.epochs or experiment.epochs
+    for epochs in sorted({r["epochs"] for r in records}, key=lambda n: (n != own, -n)):
+        tuning = _tuning(experiment, role, records, epochs)
+        rate = {"learning_rate": tuning[0]["params"]["learning_rate"]} if tuning else {}
+        found = [
+            r
+            for r in records
+            if r["key"] == experiment.trial(role, r["hidden"], r["seed"], epochs, **rate).key
+        ]
+        if found:
+            return found
+    return []
 
 
 def _cell(records: Sequence[dict[str, Any]]) -> str:
@@ -100,7 +123,7 @@ def _facts(
             f"{first['loss']}, output {first['output']}{', ' if params else ''}{params}; "
             f"{seconds:.1f} s an epoch on {first['machine']['threads']} thread(s)."
         )
-        tuned = _tuning(experiment, role, records)
+        tuned = _tuning(experiment, role, records, first["epochs"])
         if tuned:
             grid = ", ".join(
                 f"{r['params']['learning_rate']:g}: {100 * r['score']:.2f}" for r in tuned
