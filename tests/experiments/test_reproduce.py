@@ -110,7 +110,14 @@ def test_the_command(tiny, tmp_path):
     result = CliRunner().invoke(app, [*arguments, "--networks", "8,6"])
     assert result.exit_code == 0, result.output
     assert [r["hidden"] for r in lines(out)] == [[8, 6]]
-    for bad, sentence in ((["tinny"], "tiny"), (["tiny", "--roles", "bset"], "best")):
+    for bad, sentence in (
+        (["tinny"], "tiny"),
+        (["tiny", "--roles", "bset"], "best"),
+        (["tiny", "--networks", "8 6"], "8,6"),
+        (["tiny", "--networks", ""], "8,6"),
+        (["all", "--networks", "300-100"], "300,100"),
+        (["tiny", "--epochs", "0"], "greater than"),
+    ):
         result = CliRunner().invoke(app, ["reproduce", *bad])
         assert result.exit_code == 2 and sentence in result.output
 
@@ -138,3 +145,46 @@ def test_figures_have_a_picture_of_the_training_curves(tiny, tmp_path, monkeypat
     reproduce("tiny", folder=folder, seeds=(0, 1))
     assert "![Tiny](tiny.png)" in write_summary(folder).read_text()
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_readme_of_someone_else_is_not_written_over(tiny, tmp_path):
+    mine = tmp_path / "README.md"
+    mine.write_text("# My project")
+    result = CliRunner().invoke(app, ["reproduce", "tiny", "--out", str(tmp_path / "results")])
+    assert result.exit_code == 2 and "about something else" in result.output
+    assert mine.read_text() == "# My project" and not (tmp_path / "results").exists()
+
+
+def test_runs_that_came_to_nothing_are_said(tiny, tmp_path):
+    """A diverged seed, a diverged rate of the grid, a role with nothing else, and remarks."""
+    folder = tmp_path / "results"
+    reproduce("tiny", folder=folder, seeds=(0, 1), networks=[(8,)])
+
+    def spoil(record):
+        failed = (record["method"], record["seed"]) == ("lpom", 1) or record["part"] != "test"
+        if record["params"].get("weights") == "exact":
+            failed, record["remarks"] = True, []
+        if failed and record["params"].get("learning_rate") != 1e-2 or record["seed"] == 1:
+            for name in ("score", "seconds", "curve", "train_score"):
+                record.pop(name, None)
+            record["reason"] = "weights became NaN"
+        else:
+            record["remarks"] = ["A class is never predicted."]
+        return record
+
+    spoiled = [spoil(record) for record in lines(folder)]
+    (folder / "tiny.jsonl").write_text("".join(json.dumps(r) + "\n" for r in spoiled))
+    text = section(replace(tiny, curves=True), folder)
+    assert "failed: weights became NaN" in text
+    assert "(1, 1 failed)" in text
+    assert "0.001: failed" in text and "0.01 is at the edge of the grid." in text
+    assert "A class is never predicted." in text
+
+
+def test_of_equal_rates_runs_and_table_take_the_same(tiny, tmp_path):
+    reproduce("tiny", folder=tmp_path, seeds=(0,), roles=["best"])
+    tied = [{**r, "score": 0.9} for r in lines(tmp_path) if r["part"] == "validation"]
+    text = "".join(json.dumps(record) + "\n" for record in reversed(tied))
+    (tmp_path / "tiny.jsonl").write_text(text)
+    reproduce("tiny", folder=tmp_path, seeds=(0,), roles=["best"])
+    assert "learning_rate 0.001," in section(tiny, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lpom import fit, methods, mlp
+from lpom.exceptions import LPOMError
 from lpom.experiments import trials
 from lpom.experiments.trials import Store, Trial, parts, run
 from lpom.methods import Adam
@@ -36,7 +37,7 @@ def test_a_store_passes_over_a_line_that_was_cut(tmp_path):
     store = Store(tmp_path / "deep" / "results.jsonl")
     store.add({"key": "a", "score": 1})
     with store.path.open("a") as file:
-        file.write('{"key": "b", "sco')
+        file.write('[1, 2]\n{"key": "b", "sco')
     store.add({"key": "c"})
     assert [record["key"] for record in store] == ["a", "c"]
 
@@ -86,6 +87,27 @@ def test_a_cut_trial_does_not_repeat_its_finished_epochs(tmp_path, blobs, interr
         run(TRIAL, blobs, store)
     run(TRIAL, blobs, store, on_epoch=lambda epoch: seen.append(epoch.epoch))
     assert seen == [3, 4]
+
+
+def test_a_damaged_cut_file_is_started_over(tmp_path, blobs):
+    whole = run(TRIAL, blobs, Store(tmp_path / "whole.jsonl"))
+    cut = tmp_path / "unfinished" / f"{TRIAL.key}.safetensors"
+    cut.parent.mkdir(exist_ok=True)
+    for content in (b"", b"\xff" * 100, b'{"curve": 1}'):
+        cut.write_bytes(content)
+        store = Store(tmp_path / f"{len(content)}.jsonl")
+        assert results(run(TRIAL, blobs, store)) == results(whole)
+        assert not cut.exists()
+
+
+def test_a_record_has_every_setting_and_others_are_not_passed_off_as_ours(tmp_path, blobs):
+    store = Store(tmp_path / "results.jsonl")
+    record = run(TRIAL, blobs, store)
+    assert record["settings"] == methods.get("adam").get_params(deep=False)
+    changed = {**record, "settings": {**record["settings"], "learning_rate": 0.5}}
+    store.path.write_text(json.dumps(changed))
+    with pytest.raises(LPOMError, match="other defaults"):
+        run(TRIAL, blobs, store)
 
 
 def test_a_method_that_can_not_leaves_its_reason(tmp_path, blobs):

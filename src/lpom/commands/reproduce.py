@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +13,15 @@ from lpom.commands import options
 from lpom.exceptions import unknown_name
 from lpom.experiments.paper import EXPERIMENTS
 from lpom.experiments.reproduce import reproduce as run_experiment
-from lpom.experiments.summary import write_summary
+from lpom.experiments.summary import summary_path, write_summary
 
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
-    epochs: Annotated[int | None, typer.Option(help="In place of the experiment's own.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="In place of the experiment's own.", min=1)
+    ] = None,
     roles: Annotated[
         str | None, typer.Option(help="Only these columns, e.g. paper,best,adam,sgd.")
     ] = None,
@@ -42,23 +45,42 @@ def reproduce(
     if quick:
         seeds, epochs = seeds.split(",")[0], 1
         out = out.parent / "quick" / out.name  # its README stands apart too
+    summary_path(out)  # says now, not after hours, that it can't be written
+    wanted_seeds = options.numbers("--seeds", seeds, int)
+    wanted_roles = _roles(chosen, roles)
+    wanted_networks = _networks(chosen, networks)
     for experiment in chosen:
         run_experiment(
             experiment,
             folder=out,
-            seeds=options.numbers("--seeds", seeds, int),
+            seeds=wanted_seeds,
             epochs=epochs,
-            roles=None if roles is None else _known_roles(experiment, roles),
-            networks=None if networks is None else [options.widths(n) for n in networks.split()],
+            roles=wanted_roles,
+            networks=wanted_networks,
             data_dir=None if data_dir is None else str(data_dir),
             say=typer.echo,
         )
         typer.echo(f"tables: {write_summary(out)}")
 
 
-def _known_roles(experiment: str, text: str) -> list[str]:
-    known = EXPERIMENTS[experiment].roles
-    for role in text.split(","):
-        if role not in known:
-            raise ValueError(unknown_name("role", role, known))
-    return text.split(",")
+def _roles(experiments: Sequence[str], text: str | None) -> list[str] | None:
+    known = {role for name in experiments for role in EXPERIMENTS[name].roles}
+    return None if text is None else _checked("role", text.split(","), known)
+
+
+def _networks(experiments: Sequence[str], text: str | None) -> list[tuple[int, ...]] | None:
+    known = {
+        ",".join(map(str, hidden)): hidden
+        for name in experiments
+        for hidden in EXPERIMENTS[name].networks
+    }
+    if text is None:
+        return None
+    return [known[name] for name in _checked("network", text.split() or [text], known)]
+
+
+def _checked(kind: str, names: list[str], known: Collection[str]) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(unknown_name(kind, name, known))
+    return names

@@ -27,7 +27,10 @@ def reproduce(
     data_dir: str | None = None,
     say: Say = lambda sentence: None,
 ) -> list[dict[str, Any]]:
-    """All records of an experiment, running what is missing. Cut, it goes on where it was."""
+    """All records of an experiment, running what is missing. Cut, it goes on where it was.
+
+    Of ``roles`` and ``networks`` those count that the experiment has.
+    """
     experiment = EXPERIMENTS[name]
     store = Store(folder / f"{name}.jsonl")
     data = datasets.load(experiment.dataset, data_dir)
@@ -36,7 +39,9 @@ def reproduce(
         if roles is not None and role_name not in roles:
             continue
         rate = tune(experiment, role, data, store, epochs, say)
-        for hidden in networks or experiment.networks:
+        for hidden in experiment.networks:
+            if networks is not None and hidden not in networks:
+                continue
             for seed in seeds:
                 trial = experiment.trial(role, hidden, seed, epochs, **rate)
                 record = run(trial, data, store, on_epoch=_follow(trial, say))
@@ -54,16 +59,26 @@ def tune(
     say: Say = lambda sentence: None,
 ) -> dict[str, float]:
     """The learning rate that does best on held-out training data; none if there is no grid."""
-    if not role.grid:
+    records = [
+        run(trial, data, store, on_epoch=_follow(trial, say))
+        for trial in tuning_trials(experiment, role, epochs)
+    ]
+    rate = chosen_rate(records)
+    if rate:
+        shown = ", ".join(f"{r['params']['learning_rate']:g}: {_outcome(r)}" for r in records)
+        say(
+            f"{role.title}: learning rate {rate['learning_rate']:g} chosen on held-out training "
+            f"data ({shown})"
+        )
+    return rate
+
+
+def chosen_rate(tuning: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The learning rate of the best of these runs, the first of equals; none if there are none."""
+    if not tuning:
         return {}
-    scores: dict[float, float] = {}
-    for trial in tuning_trials(experiment, role, epochs):
-        record = run(trial, data, store, on_epoch=_follow(trial, say))
-        scores[trial.params["learning_rate"]] = record.get("score", 0.0)
-    best = max(scores, key=lambda rate: scores[rate])
-    shown = ", ".join(f"{rate:g}: {score:.2%}" for rate, score in scores.items())
-    say(f"{role.title}: learning rate {best:g} chosen on held-out training data ({shown})")
-    return {"learning_rate": best}
+    best = max(tuning, key=lambda record: record.get("score", 0.0))
+    return {"learning_rate": best["params"]["learning_rate"]}
 
 
 def tuning_trials(experiment: Experiment, role: Role, epochs: int | None = None) -> Iterator[Trial]:

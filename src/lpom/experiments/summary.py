@@ -9,7 +9,7 @@ from typing import Any
 
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.plots import draw_training
-from lpom.experiments.reproduce import tuning_trials
+from lpom.experiments.reproduce import chosen_rate, tuning_trials
 from lpom.experiments.trials import Store
 from lpom.files import write_atomically
 
@@ -24,9 +24,20 @@ network of the experiment. "printed" columns are the paper's own numbers.
 
 def write_summary(folder: Path) -> Path:
     """Write the README beside ``folder``, the results."""
+    path = summary_path(folder)
     sections = [section(experiment, folder) for experiment in EXPERIMENTS.values()]
-    path = folder.parent / "README.md"
     write_atomically(path, "\n".join([HEAD, *(s for s in sections if s)]).encode())
+    return path
+
+
+def summary_path(folder: Path) -> Path:
+    """Where the tables of ``folder`` go; a README that is not ours is not written over."""
+    path = folder.parent / "README.md"
+    if path.exists() and not path.read_text().startswith(HEAD[: HEAD.index(",")]):
+        raise ValueError(
+            f"the tables would be written over {path}, which is about something else. Name "
+            "another folder for the results, e.g. --out experiments/results."
+        )
     return path
 
 
@@ -51,31 +62,35 @@ def section(experiment: Experiment, folder: Path) -> str:
         rows.append(row)
     lines = [f"## {experiment.title}", "", f"`lpom reproduce {experiment.name}`", ""]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    if experiment.curves:
-        lines += ["", f"![{experiment.title}]({_picture(experiment, shown, folder).name})"]
+    if experiment.curves and (picture := _picture(experiment, shown, folder)):
+        lines += ["", f"![{experiment.title}]({picture.name})"]
     lines += ["", *(f"- {sentence}" for sentence in _facts(experiment, shown, records))]
     return "\n".join([*lines, ""])
 
 
-def _picture(experiment: Experiment, shown: dict[str, list[dict[str, Any]]], folder: Path) -> Path:
-    """Draw the training curves beside the README."""
+def _picture(
+    experiment: Experiment, shown: dict[str, list[dict[str, Any]]], folder: Path
+) -> Path | None:
+    """Draw the training curves beside the README, if a run was finished."""
     finished = {
         experiment.roles[name].title: runs
         for name, found in shown.items()
         if (runs := [r for r in found if "score" in r])
     }
     path = folder.parent / f"{experiment.name}.png"
-    if finished:
-        draw_training(finished, path, experiment.title)
+    if not finished:
+        return None
+    draw_training(finished, path, experiment.title)
     return path
 
 
 def _tuning(
     experiment: Experiment, role: Role, records: Sequence[dict[str, Any]], epochs: int
 ) -> list[dict[str, Any]]:
-    """The runs that chose the learning rate, best first."""
-    keys = {trial.key for trial in tuning_trials(experiment, role, epochs)}
-    return sorted((r for r in records if r["key"] in keys), key=lambda r: -r.get("score", 0.0))
+    """The runs that chose the learning rate, in the order of the grid."""
+    known = {record["key"]: record for record in records}
+    trials = tuning_trials(experiment, role, epochs)
+    return [known[trial.key] for trial in trials if trial.key in known]
 
 
 def _final_runs(
@@ -84,8 +99,7 @@ def _final_runs(
     """The runs with the learning rate that was chosen, of the role's own length or the longest."""
     own = role.epochs or experiment.epochs
     for epochs in sorted({r["epochs"] for r in records}, key=lambda n: (n != own, -n)):
-        tuning = _tuning(experiment, role, records, epochs)
-        rate = {"learning_rate": tuning[0]["params"]["learning_rate"]} if tuning else {}
+        rate = chosen_rate(_tuning(experiment, role, records, epochs))
         found = [
             r
             for r in records
@@ -97,11 +111,13 @@ def _final_runs(
 
 
 def _cell(records: Sequence[dict[str, Any]]) -> str:
+    """Mean, spread and number of seeds; a seed that came to nothing is said too."""
     scores = [100 * r["score"] for r in records if "score" in r]
+    failed = f", {len(records) - len(scores)} failed" if len(scores) < len(records) else ""
     if not scores:
-        return records[0]["reason"] if records else ""
+        return f"failed: {records[0]['reason']}" if records else ""
     spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{statistics.mean(scores):.2f}{spread} ({len(scores)})"
+    return f"{statistics.mean(scores):.2f}{spread} ({len(scores)}{failed})"
 
 
 def _facts(
@@ -117,19 +133,17 @@ def _facts(
             f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
             for key, value in first["params"].items()
         )
-        seconds = statistics.mean(r["seconds"] / r["epochs"] for r in found if "seconds" in r)
         sentence = (
             f"{role.title}: {first['epochs']} epochs, batch {first['batch_size']}, loss "
-            f"{first['loss']}, output {first['output']}{', ' if params else ''}{params}; "
-            f"{seconds:.1f} s an epoch on {first['machine']['threads']} thread(s)."
+            f"{first['loss']}, output {first['output']}{', ' if params else ''}{params}"
         )
-        tuned = _tuning(experiment, role, records, first["epochs"])
-        if tuned:
-            grid = ", ".join(
-                f"{r['params']['learning_rate']:g}: {100 * r['score']:.2f}" for r in tuned
-            )
-            sentence += f" Held-out accuracy by learning rate after {tuned[0]['epochs']}: {grid}."
-        sentences.append(sentence)
+        seconds = [r["seconds"] / r["epochs"] for r in found if "seconds" in r]
+        if seconds:
+            threads = first["machine"]["threads"]
+            sentence += f"; {statistics.mean(seconds):.1f} s an epoch on {threads} thread(s)"
+        sentence += "." + _choice(_tuning(experiment, role, records, first["epochs"]))
+        remarks = {remark for r in found for remark in r.get("remarks", ())}
+        sentences.append(" ".join([sentence, *sorted(remarks)]))
     versions = sorted(
         {
             f"lpom {r['machine']['lpom']}, torch {r['machine']['torch']}"
@@ -138,3 +152,15 @@ def _facts(
         }
     )
     return [*sentences, f"Made with {'; '.join(versions)}."]
+
+
+def _choice(tuning: Sequence[dict[str, Any]]) -> str:
+    """What the grid of learning rates gave, and whether its best one is at its edge."""
+    if not tuning:
+        return ""
+    scores = [f"{100 * r['score']:.2f}" if "score" in r else "failed" for r in tuning]
+    rates = [r["params"]["learning_rate"] for r in tuning]
+    shown = ", ".join(f"{rate:g}: {score}" for rate, score in zip(rates, scores, strict=True))
+    chosen = chosen_rate(tuning)["learning_rate"]
+    edge = f" {chosen:g} is at the edge of the grid." if chosen in (min(rates), max(rates)) else ""
+    return f" Held-out accuracy by learning rate after {tuning[0]['epochs']}: {shown}.{edge}"

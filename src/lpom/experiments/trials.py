@@ -6,6 +6,7 @@ trial that was cut goes on from its last finished epoch.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -81,9 +82,11 @@ class Store:
             return
         for line in self.path.read_text().splitlines():
             try:
-                yield json.loads(line)
+                record = json.loads(line)
             except json.JSONDecodeError:
                 continue
+            if isinstance(record, dict) and "key" in record:
+                yield record
 
     def find(self, trial: Trial) -> dict[str, Any] | None:
         return next((record for record in self if record["key"] == trial.key), None)
@@ -112,10 +115,17 @@ def run(
     method has to say about its run is kept as ``remarks``. Watched ``closely``, the rows to
     measure on are measured after every epoch, and ``peak_bytes`` is what a step takes.
     """
+    settings = _settings(trial)
     found = store.find(trial)
     if found is not None:
+        if found.get("settings", settings) != settings:
+            raise LPOMError(
+                f"{store.path} has this {trial.method} run with other defaults of the method than "
+                "today's. Take the line out of it, or write to another folder."
+            )
         return found
-    record: dict[str, Any] = {"key": trial.key, **asdict(trial), "machine": machine()}
+    record: dict[str, Any] = {"key": trial.key, **asdict(trial)}
+    record |= {"settings": settings, "machine": machine()}
     cut = store.path.parent / "unfinished" / f"{trial.key}.safetensors"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -128,6 +138,16 @@ def run(
     store.add(record)
     cut.unlink(missing_ok=True)
     return record
+
+
+def _settings(trial: Trial) -> dict[str, Any]:
+    """Every parameter of the trial's method, defaults too, as JSON gives it back."""
+    try:
+        params = methods.get(trial.method).set_params(**trial.params).get_params(deep=False)
+    except ValueError:  # which the run itself will say
+        params = trial.params
+    settings: dict[str, Any] = json.loads(json.dumps(params, default=repr))
+    return settings
 
 
 def _train(
@@ -217,10 +237,20 @@ def machine() -> dict[str, Any]:
         "lpom": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": platform.machine(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its kind."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _write_cut(
@@ -237,12 +267,16 @@ def _write_cut(
 
 
 def _read_cut(path: Path) -> tuple[list[Epoch], dict[str, Tensor]]:
-    """The epochs done and the tensors to go on from; nothing if the trial was never cut."""
+    """The epochs done and the tensors to go on from; nothing if there is no such file, or half."""
     if not path.exists():
         return [], {}
-    with safe_open(path, framework="pt") as file:
-        curve = json.loads(file.metadata()["curve"])
-    return [Epoch(**epoch) for epoch in curve], load_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            curve = json.loads(file.metadata()["curve"])
+        return [Epoch(**epoch) for epoch in curve], load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        path.unlink()
+        return [], {}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
