@@ -68,6 +68,10 @@ def test_train_logs_into_the_run(tmp_path):
     result = CliRunner().invoke(app, ["train", "iris", *options])
     assert result.exit_code == 0, result.output
     assert_logged(events(run / "tensorboard"), History.from_jsonl(run / "history.jsonl"))
+    (run / "report.html").write_text("of the old run")
+    CliRunner().invoke(app, ["train", "iris", *options, "--force"])
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    assert not (run / "report.html").exists()
 
 
 def test_without_the_package_an_error_says_how_to_get_it(tmp_path, monkeypatch):

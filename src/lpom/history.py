@@ -66,8 +66,9 @@ class History:
         write_atomically(path, "".join(line + "\n" for line in lines).encode())
 
     @classmethod
-    def from_jsonl(cls, path: str | Path) -> History:
-        history = cls("accuracy")
+    def from_jsonl(cls, path: str | Path, metric: str = "accuracy") -> History:
+        """What :meth:`to_jsonl` wrote; ``metric`` is that of a file without epochs."""
+        history = cls(metric)
         for line in Path(path).read_text().splitlines():
             record = json.loads(line)
             history.metric = record.pop("metric")

@@ -34,7 +34,7 @@ class Prepared:
     validation: Part | None
     test: Part
     notes: str
-    source: dict[str, Any]  # what `prepare` takes, besides seed and data_dir, to make it again
+    source: dict[str, Any]  # what `prepare` takes, besides the seed, to make it again
 
     def parts(self) -> dict[str, Part]:
         held = {} if self.validation is None else {"validation": self.validation}
@@ -77,7 +77,8 @@ def prepare(
                     f"the data set {data!r} brings its own columns, target and test part; the "
                     f"option {option} is for files. Leave it out."
                 )
-        return _from_dataset(datasets.load(data, data_dir), rng)
+        folder = None if data_dir is None else str(Path(data_dir).resolve())
+        return _from_dataset(datasets.load(data, data_dir), folder, rng)
     path = Path(data)
     if not path.suffix and not path.exists():
         raise DataError(
@@ -87,7 +88,7 @@ def prepare(
     return _from_file(path, target, task or "auto", ignore, test_fraction, rng)
 
 
-def _from_dataset(data: datasets.Dataset, rng: np.random.Generator) -> Prepared:
+def _from_dataset(data: datasets.Dataset, folder: str | None, rng: np.random.Generator) -> Prepared:
     classes = data.y_train if data.classes else None
     kept, watched = split_rows(len(data.x_train), VALIDATION_FRACTION, rng, classes)
     frame = pd.DataFrame(data.x_train, columns=list(data.feature_names))
@@ -111,7 +112,7 @@ def _from_dataset(data: datasets.Dataset, rng: np.random.Generator) -> Prepared:
         (X[watched], y_train[watched]) if len(watched) else None,
         (features.encode(test), y_test),
         data.notes,
-        {"data": data.name},
+        {"data": data.name, "data_dir": folder},
     )
 
 
@@ -160,7 +161,7 @@ def _from_file(
         (X[tested], y[tested]),
         f"{path}; {kind} split, {fraction:.0%} of the rows held back as a test.",
         {
-            "data": str(path),
+            "data": str(path.resolve()),
             "target": target.name,
             "task": target.task,
             "ignore": list(ignore),

@@ -33,6 +33,7 @@ MODEL, CONFIG, HISTORY, CURVES = FILES = (
     "history.jsonl",
     "curves.png",
 )
+REPORT, TENSORBOARD = "report.html", "tensorboard"  # what may lie beside them
 _REGRESSION_LOSSES = ("squared", "huber")
 
 
@@ -106,7 +107,7 @@ class Run:
         _check_folder(folder)
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            history = History.from_jsonl(folder / HISTORY)
+            history = History.from_jsonl(folder / HISTORY, config.get("metric", "accuracy"))
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise ModelFileError(
                 f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
@@ -221,6 +222,12 @@ def run_folder(out: Path | None, name: str, *, force: bool = False) -> Iterator[
         for path in made:
             if not any(path.iterdir()):
                 path.rmdir()
+
+
+def forget(folder: Path) -> None:
+    """Take away what was made of an old run that is about to be written over."""
+    for old in (folder / REPORT, *(folder / TENSORBOARD).glob("events.out.tfevents.*")):
+        old.unlink(missing_ok=True)
 
 
 def _next_free(name: str) -> Path:

@@ -305,6 +305,16 @@ def test_hostile_names_are_shown_as_they_are(driver, hostile, tmp_path):
     assert_quiet(driver)
 
 
+def test_a_run_without_epochs_has_no_empty_plots(driver, train, tmp_path):
+    train(tmp_path / "run", "diabetes", epochs=1)
+    (tmp_path / "run" / "history.jsonl").write_text("")
+    write_report([tmp_path / "run"], tmp_path / "page.html")
+    driver.get((tmp_path / "page.html").as_uri())
+    assert_quiet(driver)
+    assert not all_of(driver, "figure svg")
+    assert "No epoch was finished" in driver.find_element("id", "main").text
+
+
 def test_nothing_is_fetched(one):
     loaded = one.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
     assert [name for name in loaded if not name.startswith("data:")] == []

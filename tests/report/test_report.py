@@ -223,6 +223,29 @@ def test_without_its_data_set_a_page_says_so(digits, tmp_path, monkeypatch):
     assert run["history"]["score"] and "note" in run["weights"]
 
 
+def test_data_are_looked_for_where_they_were(tmp_path, train, monkeypatch):
+    """A folder that was named in training need not be named again, nor an absolute path."""
+    asked = []
+    run = train(tmp_path / "run")
+    run.config["data"]["source"]["data_dir"] = "/some/where"
+    run.write(tmp_path / "run")
+    load = datasets.load
+    monkeypatch.setattr(
+        datasets, "load", lambda name, data_dir=None: (asked.append(data_dir), load(name))[1]
+    )
+    report([tmp_path / "run"], tmp_path / "a.html")
+    report([tmp_path / "run"], tmp_path / "b.html", data_dir="/else/where")
+    assert asked == ["/some/where", "/else/where"]
+
+
+def test_a_run_cut_in_its_first_epoch_keeps_its_metric(tmp_path, train):
+    run = train(tmp_path / "run", "diabetes", epochs=1)
+    (tmp_path / "run" / "history.jsonl").write_text("")
+    assert run.config["metric"] == "r2"
+    page = report([tmp_path / "run"], tmp_path / "page.html")
+    assert page.runs[0]["metric"] == "r2" and page.runs[0]["history"]["epoch"] == []
+
+
 def test_a_regression_has_no_confusion(tmp_path, train):
     train(tmp_path / "run", "diabetes")
     (run,) = report([tmp_path / "run"], tmp_path / "page.html").runs

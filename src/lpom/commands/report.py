@@ -9,9 +9,7 @@ from typing import Annotated
 import typer
 
 from lpom.report import write_report
-from lpom.runs import MODEL
-
-NAME = "report.html"
+from lpom.runs import MODEL, REPORT
 
 
 def report(
@@ -20,7 +18,7 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"HTML file to write (else {NAME}, in the run if there is one only)."),
+        typer.Option(help=f"HTML file to write (else {REPORT}, in the run if there is one only)."),
     ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
@@ -32,7 +30,7 @@ def report(
     It holds all it needs and fetches nothing. Several runs are drawn over each other.
     """
     folders = runs or [_newest(Path("runs"))]
-    path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    path = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
     write_report(folders, path, data_dir=data_dir)
     typer.echo(f"report: {path}")
     if show and not webbrowser.open(path.resolve().as_uri()):

@@ -14,7 +14,7 @@ from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
 from lpom.preparation import Prepared, prepare
-from lpom.runs import Run, Settings, configure, run_folder
+from lpom.runs import TENSORBOARD, Run, Settings, configure, forget, run_folder
 from lpom.tensorboard import TensorBoard
 
 
@@ -81,8 +81,10 @@ def train(
             seed=seed,
         )
         console.print(escape(_header(prepared, settings)))
+        if force:
+            forget(folder)
         with ExitStack() as logs:
-            log = [logs.enter_context(TensorBoard(folder / "tensorboard"))] if tensorboard else []
+            log = [logs.enter_context(TensorBoard(folder / TENSORBOARD))] if tensorboard else []
             run = runs.train(prepared, settings, progress=False if quiet else None, callbacks=log)
         run.write(folder)
     _report(console, run)

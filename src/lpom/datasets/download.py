@@ -145,7 +145,10 @@ def _reason(url: str, error: Exception) -> str:
 
 
 def _by_hand(source: Source, name: str, reason: str) -> str:
+    others = [other for other in source.hashes if other != name]
+    beside = f" (beside it belong {', '.join(others)})" if others else ""
     return (
         f"Could not download {name}: {reason}. Try again, or fetch {source.url(name)} by other "
-        f"means, put it into DIR/{source.folder}/ and pass data_dir=DIR (or set LPOM_DATA=DIR)."
+        f"means, put it into DIR/{source.folder}/{beside} and set LPOM_DATA=DIR, or pass "
+        "data_dir=DIR (--data-dir DIR on the command line)."
     )

@@ -21,7 +21,8 @@ from lpom.tables import Classes
 MISTAKES = 24  # shown of a run
 _SAME = 0.005  # two scores of the same rows; another device may decide a few ties otherwise
 
-Load: TypeAlias = Callable[[str], Dataset]  # a data set by name
+#: A data set by name, from the folder that the run had it from unless another is named.
+Load: TypeAlias = Callable[[str, str | None], Dataset]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ def held_back(run: Run, load: Load) -> HeldBack:
     if source is None:
         raise DataError("the run does not say where its data came from.")
     if source["data"] in datasets.names():
-        data = load(source["data"])
+        data = load(source["data"], source.get("data_dir"))
         frame = pd.DataFrame(data.x_test, columns=list(data.feature_names))
         return HeldBack(predictor.features.encode(frame), data.y_test, data)
     # the same seed makes the same split

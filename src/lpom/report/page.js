@@ -123,6 +123,10 @@ function curvesOf(column, abscissa, chosen) {
 }
 
 function learningCurves() {
+  if (!runs.some((run) => run.history.epoch.length)) {
+    section("curves", "Learning curves", note("No epoch was finished: there are no curves."));
+    return;
+  }
   const plots = [];
   const overEpochs = { xLabel: "epoch", whole: true, xFormat: epochNumber };
   const overSeconds = { xLabel: "seconds of training", xFormat: seconds };
@@ -170,7 +174,9 @@ function layerCurves(column, choice) {
 function layers() {
   const withGaps = runs.map((run, k) => k).filter((k) => runs[k].history.gaps.flat().some((gap) => gap > 0));
   if (!withGaps.length) {
-    section("layers", "Layers", note("No gaps to show: the states of such a method are feed-forward."));
+    const why = runs.some((run) => run.history.epoch.length)
+      ? "the states of such a method are feed-forward." : "no epoch was finished.";
+    section("layers", "Layers", note(`No gaps to show: ${why}`));
     return;
   }
   const choices = withGaps.map((k) => ({ run: k, text: `${runs[k].name}, all layers` }));

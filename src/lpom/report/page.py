@@ -33,10 +33,11 @@ def write_report(
 ) -> None:
     """Write the page about the runs in ``folders`` to ``path``, whole or not at all.
 
-    ``data_dir`` is where the files of their data sets are, as in :func:`lpom.datasets.load`; they
-    are read again for the confusion matrix and the mistakes.
+    ``data_dir`` is where the files of their data sets are, as in :func:`lpom.datasets.load`, by
+    default where they were in training; they are read again for the confusion matrix and the
+    mistakes.
     """
-    load = cache(lambda name: datasets.load(name, data_dir))
+    load = cache(lambda name, folder: datasets.load(name, data_dir or folder))
     runs = [
         _described(Path(folder), name, load)
         for folder, name in zip(folders, _names(folders), strict=True)
