@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from lpom.datasets import Dataset
+from lpom.experiments import trials
 
 
 @pytest.fixture
@@ -44,3 +45,9 @@ def interrupt(monkeypatch):
         monkeypatch.setattr(method, "step", step)
 
     return arrange
+
+
+@pytest.fixture(autouse=True)
+def kept_at_once(monkeypatch):
+    """Every epoch that is finished is kept, however short."""
+    monkeypatch.setattr(trials, "CUT_SECONDS", 0.0)

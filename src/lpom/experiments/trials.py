@@ -1,7 +1,7 @@
 """One training run of an experiment: its settings, how it is run in pieces, what is kept of it.
 
 A trial is named by a hash of its settings. Finished trials are lines of a JSON-lines file; a
-trial that was cut goes on from its last finished epoch.
+trial that was cut goes on from an epoch that was finished shortly before.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from lpom.training import evaluate, fit
 
 #: Share of the training data held out when a trial is for tuning.
 VALIDATION_SHARE = 1 / 6
+#: Seconds of training that a cut may cost, beside the epoch it came in.
+CUT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ def _train(
         model.load_state_dict(_under("model.", tensors))
         state = method.init(Problem(Lifted.from_module(model), task.loss))
         state.load_tensors(_under("state.", tensors))
+    written = time.monotonic()
     for epoch in range(len(curve), trial.epochs):
         try:
             result = fit(
@@ -200,8 +203,9 @@ def _train(
         last = result.history[-1]
         curve.append(Epoch(**{**asdict(last), "epoch": epoch + 1}))
         on_epoch(curve[-1])
-        if epoch + 1 < trial.epochs:
+        if epoch + 1 < trial.epochs and time.monotonic() - written >= CUT_SECONDS:
             _write_cut(cut, model, state.tensors(), curve)
+            written = time.monotonic()
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
         "loss_value": loss,

@@ -9,27 +9,37 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State, check_number
-from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states, same_data
+from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states
+from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, per_layer, total
 
 
 @dataclass
-class ADMMState(State):
+class ADMMState(SampleState):
     """Variables of the batch they belong to; another batch starts them anew.
 
     ``X[i]`` are states (the inputs first), ``U[i]`` stands for ``Z[i]``, ``M`` is the multiplier
     of the output divided by beta. ``first``, the regression on the inputs, never changes.
     """
 
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
+    variables = ("X", "U")
+
     U: list[Tensor] = field(default_factory=list)
     M: Tensor = field(default_factory=lambda: torch.zeros(0))
     first: Regression | None = None
     mu: list[float] = field(default_factory=list)
     steps: int = 0
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        kept = super().tensors()
+        return kept and kept | {"M": self.M, "steps": torch.tensor(self.steps)}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        super().load_tensors(tensors)
+        if tensors:
+            self.M, self.steps = tensors["M"], int(tensors["steps"])
 
 
 @final

@@ -8,8 +8,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State, check_number
-from lpom.methods.blocks import Regression, estimated_norm, half_square, same_data, slope
+from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.methods.blocks import Regression, estimated_norm, half_square, slope
+from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 
@@ -17,15 +18,15 @@ _HALVINGS = 10  # of the weights' step before a layer keeps the weights it has
 
 
 @dataclass
-class HashingState(State):
+class HashingState(SampleState):
     """Variables of the samples they belong to; other samples start them anew.
 
     ``X[i]`` are states, the inputs first and the outputs last; ``U[i]`` stands for ``X[i]`` where
     layer i takes it in; ``A[i]`` and ``B[i]`` are the multipliers divided by mu.
     """
 
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
+    variables = ("X", "U", "A", "B")
+
     U: list[Tensor] = field(default_factory=list)
     A: list[Tensor] = field(default_factory=list)
     B: list[Tensor] = field(default_factory=list)

@@ -9,23 +9,24 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State, check_number
-from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states, same_data
+from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states
+from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
 
 
 @dataclass
-class BCDState(State):
+class BCDState(SampleState):
     """Variables of the samples they belong to; other samples start them anew.
 
     ``X[i]`` are states, the inputs first and the outputs last, and ``U[i]`` stands for ``Z[i]``.
     ``first``, the regression on the inputs, never changes.
     """
 
+    variables = ("X", "U")
+
     mu: list[float] = field(default_factory=list)
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
     U: list[Tensor] = field(default_factory=list)
     first: Regression | None = None
 

@@ -26,7 +26,6 @@ from lpom.activations import (
 )
 from lpom.gram import inverse
 from lpom.maps import LinearMap
-from lpom.methods.base import Batch
 from lpom.network import Lifted
 
 #: Points between which an activation is affine; one that is curved has no entry.
@@ -244,22 +243,6 @@ def slope(activation: Activation, z: Tensor) -> Tensor:
 
 def half_square(values: Tensor) -> Tensor:
     return values.square() / 2
-
-
-def same_data(batch: Batch, kept: Batch | None) -> bool:
-    """Whether variables that belong to the samples of ``kept`` go on with those of ``batch``."""
-
-    def same(a: Tensor | None, b: Tensor | None) -> bool:
-        if a is None or b is None:
-            return a is b
-        return a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
-
-    return (
-        kept is not None
-        and same(batch.inputs, kept.inputs)
-        and same(batch.target, kept.target)
-        and same(batch.weight, kept.weight)
-    )
 
 
 def _search(cost: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
-from lpom.methods.blocks import Regression, half_square, ridge_states, same_data, slope
+from lpom.methods.blocks import Regression, half_square, ridge_states, slope
 from lpom.methods.optimizers import (
     Factory,
     OptimizerState,
@@ -18,6 +18,7 @@ from lpom.methods.optimizers import (
     make_optimizer,
     set_progress,
 )
+from lpom.methods.samples import same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 

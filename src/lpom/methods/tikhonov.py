@@ -7,28 +7,25 @@ from dataclasses import dataclass, field
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, State, check_number
+from lpom.methods.base import Batch, Method, Problem, check_number
 from lpom.methods.blocks import (
     Regression,
     estimated_norm,
     half_square,
     nonnegative_states,
     require_relu,
-    same_data,
 )
+from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
 
 
 @dataclass
-class TikhonovState(State):
+class TikhonovState(SampleState):
     """States of the samples they belong to, the inputs first; other samples start them anew."""
 
     mu: list[float] = field(default_factory=list)
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
 
 
 @final

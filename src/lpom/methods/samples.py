@@ -1,0 +1,59 @@
+"""Variables that belong to the samples: kept from step to step, for methods that run full batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lpom.methods.base import Batch, State
+
+
+@dataclass
+class SampleState(State):
+    """A state whose variables are those of the samples of ``batch``.
+
+    ``X[i]`` are states, the inputs first. ``variables`` names the lists of tensors to write down.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ("X",)
+
+    batch: Batch | None = None
+    X: list[Tensor] = field(default_factory=list)
+
+    def tensors(self) -> dict[str, Tensor] | None:
+        if self.batch is None:
+            return {}
+        kept = {
+            f"{name}.{i}": tensor
+            for name in self.variables
+            for i, tensor in enumerate(getattr(self, name))
+        }
+        weight = {} if self.batch.weight is None else {"weight": self.batch.weight}
+        return kept | weight | {"target": self.batch.target}
+
+    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
+        if not tensors:
+            return
+        for name in self.variables:
+            count = sum(key.startswith(f"{name}.") for key in tensors)
+            setattr(self, name, [tensors[f"{name}.{i}"] for i in range(count)])
+        self.batch = Batch(self.X[0], tensors["target"], tensors.get("weight"), whole=True)
+
+
+def same_data(batch: Batch, kept: Batch | None) -> bool:
+    """Whether variables that belong to the samples of ``kept`` go on with those of ``batch``."""
+
+    def same(a: Tensor | None, b: Tensor | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        return a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
+
+    return (
+        kept is not None
+        and same(batch.inputs, kept.inputs)
+        and same(batch.target, kept.target)
+        and same(batch.weight, kept.weight)
+    )
