@@ -188,3 +188,27 @@ def test_of_equal_rates_runs_and_table_take_the_same(tiny, tmp_path):
     (tmp_path / "tiny.jsonl").write_text(text)
     reproduce("tiny", folder=tmp_path, seeds=(0,), roles=["best"])
     assert "learning_rate 0.001," in section(tiny, tmp_path)
+
+
+def test_what_was_tried_is_listed_best_first_and_never_on_the_test_set(tiny, tmp_path):
+    reproduce("tiny", folder=tmp_path, seeds=(0, 1), networks=[(8,)])
+    kept = [{**record, "experiment": "tiny", "score": 0.5} for record in lines(tmp_path)]
+    (exact, other), final = kept[2:4], kept[0]
+    held = [{**exact, "part": "validation"}, {**other, "part": "validation"}]
+    held += [{**held[0], "epochs": 9, "score": 0.75}, {**held[0], "experiment": "large"}]
+    failed = {**held[0], "epochs": 7}
+    del failed["score"]
+    path = tmp_path / "tried.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in [*held, failed]))
+    text = section(tiny, tmp_path)
+    rows = text[text.index("<details>") :].splitlines()[4:]
+    assert "4 runs" in text
+    assert [row.split("|")[1].strip() for row in rows if row.startswith("|")] == [
+        "75.00",
+        "50.00",
+        "50.00",
+        "failed",
+    ]
+    path.write_text(json.dumps({**final, "part": "test"}))
+    with pytest.raises(ValueError, match="on the test set"):
+        section(tiny, tmp_path)

@@ -11,6 +11,7 @@ from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.plots import draw_training
 from lpom.experiments.reproduce import chosen_rate, tuning_trials
 from lpom.experiments.trials import Store
+from lpom.experiments.tried import tried
 from lpom.files import write_atomically
 
 HEAD = """# The paper's experiments
@@ -18,7 +19,9 @@ HEAD = """# The paper's experiments
 Made by `lpom reproduce`, from the lines of `results/`; do not edit. Test accuracy in per cent,
 mean ± standard deviation over seeds; the test set is measured once, after the last epoch.
 Learning rates with a grid were chosen on a sixth of the training data, held out, on the first
-network of the experiment. "printed" columns are the paper's own numbers.
+network of the experiment. "printed" columns are the paper's own numbers. Times are of a machine
+that did other work as well, and compare nothing: `lpom bench step` does. What else was tried, on
+held-out data alone, can be unfolded below each table.
 """
 
 
@@ -65,6 +68,8 @@ def section(experiment: Experiment, folder: Path) -> str:
     if experiment.curves and (picture := _picture(experiment, shown, folder)):
         lines += ["", f"![{experiment.title}]({picture.name})"]
     lines += ["", *(f"- {sentence}" for sentence in _facts(experiment, shown, records))]
+    if more := tried(experiment.name, folder):
+        lines += ["", *more]
     return "\n".join([*lines, ""])
 
 

@@ -1,0 +1,75 @@
+"""What else was tried for an experiment, on held-out training data: the way to its settings."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from lpom.experiments.trials import Store
+
+#: Beside the results: records of trials on held-out data, each with the ``experiment`` it was for.
+TRIED = "tried.jsonl"
+
+_HEADS = ["held out", "training", "data", "method", "network", "epochs", "loss", "settings"]
+
+
+def tried(experiment: str, folder: Path) -> list[str]:
+    """A table in Markdown that can be folded, best first, seeds averaged; empty if none was.
+
+    Raises
+    ------
+    ValueError
+        If a run was measured on the test set: such runs may choose nothing.
+    """
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for record in Store(folder / TRIED):
+        if record.get("experiment") == experiment:
+            if record["part"] != "validation":
+                raise ValueError(f"{TRIED} has a run on the test set: {record['key']}.")
+            groups.setdefault(_settings(record), []).append(record)
+    if not groups:
+        return []
+    ranked = sorted(groups.items(), key=lambda group: -_mean(group[1], "score"))
+    rows = [
+        [_cell(records, "score"), _cell(records, "train_score"), *settings]
+        for settings, records in ranked
+    ]
+    count = sum(len(records) for records in groups.values())
+    return [
+        f"<details><summary>Tried on held-out training data: {count} runs</summary>",
+        "",
+        *("| " + " | ".join(row) + " |" for row in [_HEADS, ["---"] * len(_HEADS), *rows]),
+        "",
+        "</details>",
+    ]
+
+
+def _settings(record: dict[str, Any]) -> tuple[str, ...]:
+    output = record["output"] + "".join(f" {v:g}" for v in record["output_params"].values())
+    params = record["params"] | {"output": output}
+    for name, usual in (("activation", "relu"), ("batch_size", 100), ("bias", True)):
+        if record.get(name, usual) != usual:
+            params[name] = record[name]
+    return (
+        record["dataset"],
+        record["method"],
+        "-".join(map(str, record["hidden"])),
+        str(record["epochs"]),
+        record["loss"],
+        ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in params.items()
+        ),
+    )
+
+
+def _mean(records: list[dict[str, Any]], name: str) -> float:
+    return statistics.mean(100 * float(record.get(name, 0.0)) for record in records)
+
+
+def _cell(records: list[dict[str, Any]], name: str) -> str:
+    if any(name not in record for record in records):
+        return "failed"
+    several = f" ({len(records)})" if len(records) > 1 else ""
+    return f"{_mean(records, name):.2f}{several}"
