@@ -49,8 +49,12 @@ def test_weight_gradient_is_autograd_s(drawn):
     expected = torch.autograd.grad((map_.forward(X) * R).sum(), map_.parameters())
     found = map_.weight_gradient(R, X)
     assert len(found) == len(expected) == len(map_.parameters())
-    for a, b in zip(found, expected, strict=True):
+    places = [torch.full_like(a, torch.nan) for a in found]
+    again = map_.weight_gradient(R, X, out=places)
+    for a, b, c, place in zip(found, expected, again, places, strict=True):
         torch.testing.assert_close(a, b)
+        torch.testing.assert_close(c, b)
+        assert c is place
 
 
 @given(maps())

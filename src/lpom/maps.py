@@ -8,6 +8,7 @@ new map.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -44,8 +45,14 @@ class LinearMap(ABC):
         """The transpose of :meth:`linear`: ``<linear(X), R> = <X, adjoint(R)>``."""
 
     @abstractmethod
-    def weight_gradient(self, R: Tensor, X: Tensor) -> list[Tensor]:
-        """Gradient of ``<apply(X), R>`` with respect to each of :meth:`parameters`."""
+    def weight_gradient(
+        self, R: Tensor, X: Tensor, out: Sequence[Tensor | None] | None = None
+    ) -> list[Tensor]:
+        """Gradient of ``<apply(X), R>`` with respect to each of :meth:`parameters`.
+
+        Where ``out`` has a tensor, it is written there: large tensors that are made anew in every
+        step cost the time in which the system hands out their pages.
+        """
 
     @abstractmethod
     def design(self, X: Tensor) -> Tensor:
@@ -129,10 +136,13 @@ class Dense(LinearMap):
     def adjoint(self, R: Tensor) -> Tensor:
         return R @ self.weight
 
-    def weight_gradient(self, R: Tensor, X: Tensor) -> list[Tensor]:
-        gradients = [R.T @ X]
+    def weight_gradient(
+        self, R: Tensor, X: Tensor, out: Sequence[Tensor | None] | None = None
+    ) -> list[Tensor]:
+        places = out or [None, None]
+        gradients = [torch.mm(R.T, X, out=places[0])]
         if self.bias is not None:
-            gradients.append(R.sum(0))
+            gradients.append(torch.sum(R, 0, out=places[1]))
         return gradients
 
     def design(self, X: Tensor) -> Tensor:

@@ -93,8 +93,10 @@ def add_gradient(
     scaled = residual * (mu / total)
     if weight is not None:
         scaled = scaled * weight[:, None]
+    parameters = layer.map.parameters()
+    old = [parameter.grad for parameter in parameters]
     for parameter, gradient in zip(
-        layer.map.parameters(), layer.map.weight_gradient(scaled, X), strict=True
+        parameters, layer.map.weight_gradient(scaled, X, out=old), strict=True
     ):
         if parameter.requires_grad:
             parameter.grad = gradient
