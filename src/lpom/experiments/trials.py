@@ -21,15 +21,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from lpom import __version__, activations, methods
 from lpom.datasets import Dataset
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
+from lpom.experiments.cuts import read_cut, under, write_cut
 from lpom.experiments.memory import peak_bytes
-from lpom.files import write_atomically
 from lpom.history import Epoch
 from lpom.methods import Batch, Method, Problem
 from lpom.network import Lifted, mlp
@@ -169,12 +167,12 @@ def _train(
         rows = slice(None) if method.full_batch else slice(size)
         more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
-    curve, tensors = _read_cut(cut)
+    curve, tensors = read_cut(cut)
     state = None
     if curve:
-        model.load_state_dict(_under("model.", tensors))
+        model.load_state_dict(under("model.", tensors))
         state = method.init(Problem(Lifted.from_module(model), task.loss))
-        state.load_tensors(_under("state.", tensors))
+        state.load_tensors(under("state.", tensors))
     written = time.monotonic()
     for epoch in range(len(curve), trial.epochs):
         try:
@@ -204,7 +202,7 @@ def _train(
         curve.append(Epoch(**{**asdict(last), "epoch": epoch + 1}))
         on_epoch(curve[-1])
         if epoch + 1 < trial.epochs and time.monotonic() - written >= CUT_SECONDS:
-            _write_cut(cut, model, state.tensors(), curve)
+            write_cut(cut, model, state.tensors(), curve)
             written = time.monotonic()
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
@@ -255,37 +253,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _write_cut(
-    path: Path, model: nn.Module, state: dict[str, Tensor] | None, curve: list[Epoch]
-) -> None:
-    """Keep an unfinished trial, if its method's state can be written down."""
-    if state is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"state.{name}": value.contiguous() for name, value in state.items()}
-    metadata = {"curve": json.dumps([asdict(epoch) for epoch in curve])}
-    write_atomically(path, save(tensors, metadata))
-
-
-def _read_cut(path: Path) -> tuple[list[Epoch], dict[str, Tensor]]:
-    """The epochs done and the tensors to go on from; nothing if there is no such file, or half."""
-    if not path.exists():
-        return [], {}
-    try:
-        with safe_open(path, framework="pt") as file:
-            curve = json.loads(file.metadata()["curve"])
-        return [Epoch(**epoch) for epoch in curve], load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
-        path.unlink()
-        return [], {}
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
