@@ -119,9 +119,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             notes=(
                 "The paper trained on 120,290 digits of the extra set; these runs on the 15,533 "
                 "of the ordinary training set.",
-                "The paper's 98.3 % was not reached with these fewer digits. Every setting that was "
-                "tried fits almost all of them and comes to about the same on held-out ones: see "
-                "below.",
+                "The paper's 98.3 % was not reached with these fewer digits. Every setting tried "
+                "fits almost all of them and comes to about the same on held-out ones: see below.",
             ),
         ),
         Experiment(
