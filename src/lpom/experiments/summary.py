@@ -11,7 +11,7 @@ from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.plots import draw_training
 from lpom.experiments.reproduce import chosen_rate, tuning_trials
 from lpom.experiments.trials import Store
-from lpom.experiments.tried import tried
+from lpom.experiments.tried import output_text, params_text, tried
 from lpom.files import write_atomically
 
 HEAD = """# The paper's experiments
@@ -134,13 +134,10 @@ def _facts(
         sentences.append(f"The paper's runs have {experiment.paper_epochs} epochs.")
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
-        params = ", ".join(
-            f"{key} {value:g}" if isinstance(value, float) else f"{key} {value}"
-            for key, value in first["params"].items()
-        )
+        params = params_text(first["params"])
         sentence = (
             f"{role.title}: {first['epochs']} epochs, batch {first['batch_size']}, loss "
-            f"{first['loss']}, output {first['output']}{', ' if params else ''}{params}"
+            f"{first['loss']}, output {output_text(first)}{', ' if params else ''}{params}"
         )
         seconds = [r["seconds"] / r["epochs"] for r in found if "seconds" in r]
         if seconds:

@@ -46,8 +46,7 @@ def tried(experiment: str, folder: Path) -> list[str]:
 
 
 def _settings(record: dict[str, Any]) -> tuple[str, ...]:
-    output = record["output"] + "".join(f" {v:g}" for v in record["output_params"].values())
-    params = record["params"] | {"output": output}
+    params = record["params"] | {"output": output_text(record)}
     for name, usual in (("activation", "relu"), ("batch_size", 100), ("bias", True)):
         if record.get(name, usual) != usual:
             params[name] = record[name]
@@ -57,10 +56,20 @@ def _settings(record: dict[str, Any]) -> tuple[str, ...]:
         "-".join(map(str, record["hidden"])),
         str(record["epochs"]),
         record["loss"],
-        ", ".join(
-            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in params.items()
-        ),
+        params_text(params),
+    )
+
+
+def output_text(record: dict[str, Any]) -> str:
+    """The output activation of a record, with its parameters."""
+    return " ".join([record["output"], *(f"{v:g}" for v in record["output_params"].values())])
+
+
+def params_text(params: dict[str, Any]) -> str:
+    """Names and values in one line."""
+    return ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in params.items()
     )
 
 
