@@ -130,6 +130,7 @@ def test_quick_results_and_tables_stay_apart(tiny, tmp_path):
     assert all(r["epochs"] == 1 for r in lines(tmp_path / "quick" / "results"))
     table = (tmp_path / "quick" / "README.md").read_text()
     assert table.count("(1)") == 4 and "exact: 1 epochs" in table
+    assert table.count("not finished, 3 epochs are planned") == 2
 
 
 def test_the_experiments_own_length_goes_before_a_longer_one(tiny, tmp_path):
@@ -137,6 +138,7 @@ def test_the_experiments_own_length_goes_before_a_longer_one(tiny, tmp_path):
     assert "best: 5 epochs" in section(tiny, tmp_path)
     reproduce("tiny", folder=tmp_path, seeds=(0,), roles=["best"])
     assert "best: 3 epochs" in section(tiny, tmp_path)
+    assert "not finished" not in section(tiny, tmp_path)
 
 
 def test_figures_have_a_picture_of_the_training_curves(tiny, tmp_path, monkeypatch):

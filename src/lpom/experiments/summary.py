@@ -143,6 +143,9 @@ def _facts(
         if seconds:
             threads = first["machine"]["threads"]
             sentence += f"; {statistics.mean(seconds):.1f} s an epoch on {threads} thread(s)"
+        planned = role.epochs or experiment.epochs
+        if first["epochs"] < planned:
+            sentence += f"; not finished, {planned} epochs are planned"
         sentence += "." + _choice(_tuning(experiment, role, records, first["epochs"]))
         remarks = {remark for r in found for remark in r.get("remarks", ())}
         sentences.append(" ".join([sentence, *sorted(remarks)]))
