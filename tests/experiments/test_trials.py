@@ -97,6 +97,25 @@ def test_a_cut_trial_does_not_repeat_its_finished_epochs(tmp_path, blobs, interr
     assert seen == [3, 4]
 
 
+def test_a_cut_trial_keeps_what_was_said_before_the_cut(tmp_path, blobs, interrupt, monkeypatch):
+    init, asked = Adam.init, []
+
+    def init_and_say(self, problem):
+        state = init(self, problem)
+        if not asked:  # the run that goes on has nothing to say of its own
+            state.remark("start", "a poor start")
+        asked.append(problem)
+        return state
+
+    monkeypatch.setattr(Adam, "init", init_and_say)
+    interrupt(Adam, 13)
+    store = Store(tmp_path / "results.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run(TRIAL, blobs, store)
+    assert run(TRIAL, blobs, store)["remarks"] == ["a poor start"]
+    assert len(asked) == 2
+
+
 def test_short_epochs_are_not_kept_one_by_one(tmp_path, blobs, interrupt, monkeypatch):
     monkeypatch.setattr(trials, "CUT_SECONDS", 60.0)
     interrupt(Adam, 13)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -12,32 +12,43 @@ from torch import Tensor, nn
 
 from lpom.files import write_atomically
 from lpom.history import Epoch
+from lpom.methods import State
 
 
-def write_cut(
-    path: Path, model: nn.Module, state: dict[str, Tensor] | None, curve: list[Epoch]
-) -> None:
+@dataclass
+class Cut:
+    """The epochs done, what the method had to say by then, and the tensors to go on from."""
+
+    curve: list[Epoch] = field(default_factory=list)
+    remarks: dict[str, str] = field(default_factory=dict)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+def write_cut(path: Path, model: nn.Module, state: State, curve: list[Epoch]) -> None:
     """Keep an unfinished trial, if its method's state can be written down."""
-    if state is None:
+    kept = state.tensors()
+    if kept is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
-    tensors |= {f"state.{name}": value.contiguous() for name, value in state.items()}
-    metadata = {"curve": json.dumps([asdict(epoch) for epoch in curve])}
+    tensors |= {f"state.{name}": value.contiguous() for name, value in kept.items()}
+    epochs = [asdict(epoch) for epoch in curve]
+    metadata = {"curve": json.dumps(epochs), "remarks": json.dumps(state.remarks)}
     write_atomically(path, save(tensors, metadata))
 
 
-def read_cut(path: Path) -> tuple[list[Epoch], dict[str, Tensor]]:
-    """The epochs done and the tensors to go on from; nothing if there is no such file, or half."""
+def read_cut(path: Path) -> Cut:
+    """What was kept; nothing if there is no such file, or half of one."""
     if not path.exists():
-        return [], {}
+        return Cut()
     try:
         with safe_open(path, framework="pt") as file:
-            curve = json.loads(file.metadata()["curve"])
-        return [Epoch(**epoch) for epoch in curve], load_file(path)
+            metadata = file.metadata()
+        curve = [Epoch(**epoch) for epoch in json.loads(metadata["curve"])]
+        return Cut(curve, json.loads(metadata["remarks"]), load_file(path))
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         path.unlink()
-        return [], {}
+        return Cut()
 
 
 def under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -167,12 +167,13 @@ def _train(
         rows = slice(None) if method.full_batch else slice(size)
         more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
-    curve, tensors = read_cut(cut)
-    state = None
+    kept = read_cut(cut)
+    curve, state = kept.curve, None
     if curve:
-        model.load_state_dict(under("model.", tensors))
+        model.load_state_dict(under("model.", kept.tensors))
         state = method.init(Problem(Lifted.from_module(model), task.loss))
-        state.load_tensors(under("state.", tensors))
+        state.load_tensors(under("state.", kept.tensors))
+        state.remarks = kept.remarks  # said once more, and so kept with the record
     written = time.monotonic()
     for epoch in range(len(curve), trial.epochs):
         try:
@@ -202,7 +203,7 @@ def _train(
         curve.append(Epoch(**{**asdict(last), "epoch": epoch + 1}))
         on_epoch(curve[-1])
         if epoch + 1 < trial.epochs and time.monotonic() - written >= CUT_SECONDS:
-            write_cut(cut, model, state.tensors(), curve)
+            write_cut(cut, model, state, curve)
             written = time.monotonic()
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
