@@ -8,7 +8,10 @@ from sklearn.datasets import load_digits
 
 import lpom
 from lpom import LPOM, ConvergenceWarning
+from lpom.losses import Squared
+from lpom.methods import Batch, Problem
 from lpom.methods.backprop import Adam
+from lpom.network import Lifted
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +54,34 @@ def test_continuation_can_be_turned_off(digits):
     ramps, _ = accuracy(digits, (100, 50), "step", LPOM())
     jumps, _ = accuracy(digits, (100, 50), "step", LPOM(continuation=False, mu=5.0))
     assert 0.2 < jumps < ramps
+
+
+@pytest.mark.parametrize("progress, ridge", [(0.0, 0.2), (0.5, 1.0), (1.0, 5.0)])
+def test_a_pair_of_ridges_grows_by_equal_factors_over_the_run(digits, progress, ridge):
+    (X, y), _ = digits
+    batch = Batch(X[:40], torch.nn.functional.one_hot(y[:40]).float())
+
+    def stepped(ridge):
+        model = lpom.mlp([64, 20, 10], seed=0)
+        method = LPOM(weights="exact", ridge=ridge)
+        problem = Problem(Lifted.from_module(model), Squared())
+        state = method.init(problem)
+        state.progress = progress
+        method.step(problem, batch, state)
+        return torch.nn.utils.parameters_to_vector(model.parameters())
+
+    torch.testing.assert_close(stepped((0.2, 5.0)), stepped(ridge))
+    assert not torch.allclose(stepped((0.2, 5.0)), stepped(2 * ridge), rtol=0.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ridge", "continuation"])
+@pytest.mark.parametrize(
+    "pair, said", [((1.0,), "two"), ((0.0, 1.0), "first"), ((1.0, -1), "last")]
+)
+def test_a_pair_that_is_none_is_refused(digits, name, pair, said):
+    method = LPOM(weights="exact", **{name: pair})
+    with pytest.raises(ValueError, match=f"{name}.*{said}"):
+        lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=method, epochs=1)
 
 
 def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe_step(digits):

@@ -82,7 +82,9 @@ class LPOM(Method[LPOMState]):
         A name ("adam", "sgd", ...) or a function of the parameters that returns a
         ``torch.optim`` optimiser; the schedule ("linear", "cosine", "constant") spans the run.
     iterations, ridge : for exact weights
-        Iterations of Algorithm 2, and its ridge relative to the size of the states.
+        Iterations of Algorithm 2, and its ridge relative to the size of the states. Of a pair
+        the ridge grows over the run, geometrically from the first to the second number: it holds
+        the weights to the old ones, so the last steps average over many batches.
     continuation : bool or (float, float)
         Activations with jumps are trained as ramps whose width shrinks over the run, geometrically
         from the first to the second number (True: 1 to 0.1). False trains on the jumps themselves.
@@ -99,7 +101,7 @@ class LPOM(Method[LPOMState]):
     learning_rate: float = 2e-3
     schedule: str = "linear"
     iterations: int = 1
-    ridge: float = 0.1
+    ridge: float | tuple[float, float] = 0.1
     continuation: bool | tuple[float, float] = True
 
     name: ClassVar[str] = "lpom"
@@ -114,7 +116,7 @@ class LPOM(Method[LPOMState]):
         check_number("sweeps", self.sweeps, whole=True)
         check_number("iterations", self.iterations, whole=True)
         check_number("tolerance", self.tolerance, strict=False)
-        check_number("ridge", self.ridge, strict=False)
+        self._ridge(0.0)
         state = LPOMState(mu=per_layer(self.mu, len(network), self.mu_output))
         widths = self._widths()
         if network.jumps and widths is None and (self.safe or self.weights == "exact"):
@@ -251,7 +253,7 @@ class LPOM(Method[LPOMState]):
                 states.X[i + 1],
                 Z=states.Z[i],
                 iterations=self.iterations,
-                ridge=self.ridge,
+                ridge=self._ridge(state.progress),
                 weight=batch.weight,
             )
             if deficient:
@@ -279,16 +281,34 @@ class LPOM(Method[LPOMState]):
         widths = self._widths()
         if widths is None or not network.jumps:
             return network
-        first, last = widths
-        return network.smoothed(first * (last / first) ** progress)
+        return network.smoothed(geometric(widths, progress))
 
     def _widths(self) -> tuple[float, float] | None:
         if isinstance(self.continuation, bool):
             return (1.0, 0.1) if self.continuation else None
-        first, last = self.continuation
-        check_number("continuation's first width", first)
-        check_number("continuation's last width", last)
-        return first, last
+        return check_pair("continuation", self.continuation)
+
+    def _ridge(self, progress: float) -> float:
+        if isinstance(self.ridge, Sequence):
+            return geometric(check_pair("ridge", self.ridge), progress)
+        check_number("ridge", self.ridge, strict=False)
+        return self.ridge
+
+
+def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
+    """Two positive numbers: what a setting is at the start of a run, and at its end."""
+    if len(pair) != 2:
+        raise ValueError(f"several numbers for {name} should be two, (first, last), got {pair!r}.")
+    first, last = pair
+    check_number(f"{name}'s first number", first)
+    check_number(f"{name}'s last number", last)
+    return first, last
+
+
+def geometric(ends: tuple[float, float], progress: float) -> float:
+    """Between the two ends, at this share of the run, by equal factors."""
+    first, last = ends
+    return first * math.pow(last / first, progress)
 
 
 def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
