@@ -47,11 +47,6 @@ def write_npy(folder: Path, part: str, packed: bool = True) -> tuple[Path, Path]
     return paths
 
 
-@pytest.fixture
-def skimage() -> None:
-    pytest.importorskip("skimage", reason="scikit-image is not installed")
-
-
 def check(data: datasets.Dataset, train: str) -> None:
     for x, y, part in ((data.x_train, data.y_train, train), (data.x_test, data.y_test, "test")):
         images, labels = made(part)
@@ -62,7 +57,6 @@ def check(data: datasets.Dataset, train: str) -> None:
     assert len(data.feature_names) == 648
 
 
-@pytest.mark.usefixtures("skimage")
 @pytest.mark.parametrize("folder", ["svhn", ""])
 @pytest.mark.parametrize("layout", ["mat", "npy", "npy.xz"])
 def test_load(layout: str, folder: str, tmp_path: Path) -> None:
@@ -76,57 +70,12 @@ def test_load(layout: str, folder: str, tmp_path: Path) -> None:
     assert "stand in for the 120,290" in data.notes
 
 
-@pytest.mark.usefixtures("skimage")
 def test_load_extra(tmp_path: Path) -> None:
     write_mat(tmp_path / "svhn", "extra")
     write_mat(tmp_path / "svhn", "test")
     data = datasets.load("svhn-0-2-extra", tmp_path)
     check(data, "extra")
     assert "stand in" not in data.notes
-
-
-@pytest.mark.usefixtures("skimage")
-def test_features_are_cached(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in ("train", "test"):
-        write_npy(tmp_path / "svhn", part)
-    datasets.load("svhn-0-2", tmp_path)
-    assert [path.suffix for path in (cache / "svhn").iterdir()] == [".npz"]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(svhn, "hog_features", None)
-        check(datasets.load("svhn-0-2", tmp_path), "train")
-
-    for path in (cache / "svhn").iterdir():
-        path.write_bytes(path.read_bytes()[:1000])
-    check(datasets.load("svhn-0-2", tmp_path), "train")
-
-    monkeypatch.setattr(svhn, "HOG", {"orientations": 9, "cell": 8, "block": 2})
-    assert datasets.load("svhn-0-2", tmp_path).x_train.shape[1] == 324
-    assert len(list((cache / "svhn").iterdir())) == 2
-
-
-@pytest.mark.usefixtures("skimage")
-def test_an_interrupted_write_leaves_nothing(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(file: object, **arrays: object) -> None:
-        file.write(b"half of it")  # type: ignore[attr-defined]
-        raise KeyboardInterrupt
-
-    for part in ("train", "test"):
-        write_npy(tmp_path / "svhn", part)
-    monkeypatch.setattr(np, "savez", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        datasets.load("svhn-0-2", tmp_path)
-    assert list((cache / "svhn").iterdir()) == []
-
-
-@pytest.mark.usefixtures("skimage")
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, cache: Path) -> None:
-    for part in ("train", "test"):
-        write_npy(tmp_path / "svhn", part)
-    cache.write_text("a file where the folder should be")
-    check(datasets.load("svhn-0-2", tmp_path), "train")
 
 
 def test_damaged_mat(tmp_path: Path) -> None:
@@ -200,7 +149,6 @@ def test_the_real_svhn(part: str, counts: list[int], real_data: Callable[[str], 
     _, classes = select_digits(images, labels, svhn.DIGITS)
     assert len(classes) == {"train": 15_533, "test": 5_893}[part]
 
-    pytest.importorskip("skimage", reason="scikit-image is not installed")
     features = hog_features(images[:20])
     assert features.shape == (20, 648)
     # L2-Hys makes each block a unit vector; only a block without any gradient stays zero.

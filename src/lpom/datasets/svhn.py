@@ -8,25 +8,19 @@ is ``train_digits_0_2`` or ``test``.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import lzma
-import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lpom.datasets.base import Array, DataDir, Dataset, require
-from lpom.datasets.download import Source, cache_folder, fetch, find
+from lpom.datasets.download import Source, fetch, find
 from lpom.datasets.preprocessing import hog_features, select_digits
 from lpom.exceptions import DataError
 
 SIDE = 32
 DIGITS = (0, 2)
-HOG = {"orientations": 18, "cell": 8, "block": 2}
 NPY_NAMES = {"train": "train_digits_0_2", "test": "test"}
 
 SVHN = Source(
@@ -43,8 +37,6 @@ SVHN = Source(
 def load_svhn_0_2(data_dir: DataDir = None, extra: bool = False, source: Source = SVHN) -> Dataset:
     """Digits 0 (class 0) and 2 (class 1) as 648 HOG features; 5,893 for testing.
 
-    The features take about half a minute to compute, and are kept in the user's cache.
-
     Parameters
     ----------
     data_dir : path, optional
@@ -53,17 +45,11 @@ def load_svhn_0_2(data_dir: DataDir = None, extra: bool = False, source: Source 
         Train on the "extra" digits (120,290, as in Taylor et al., 2016, and in the LPOM paper;
         1.3 GB to download) and not on the ordinary training digits (15,533).
     """
-    train_paths = _paths("extra" if extra else "train", data_dir, source)
-    test_paths = _paths("test", data_dir, source)
-    cache = cache_folder() / source.folder / f"hog-{_key([*train_paths, *test_paths])}.npz"
-    arrays = _restore(cache)
-    if arrays is None:
-        arrays = {}
-        for part, paths in (("train", train_paths), ("test", test_paths)):
-            images, labels = select_digits(*read_part(paths), DIGITS)
-            arrays[f"x_{part}"] = hog_features(images, **HOG)
-            arrays[f"y_{part}"] = labels
-        _keep(cache, arrays)
+    arrays = {}
+    for part, name in (("train", "extra" if extra else "train"), ("test", "test")):
+        images, labels = select_digits(*read_part(_paths(name, data_dir, source)), DIGITS)
+        arrays[f"x_{part}"] = hog_features(images)
+        arrays[f"y_{part}"] = labels
 
     n_train = len(arrays["y_train"])
     if extra:
@@ -81,8 +67,8 @@ def load_svhn_0_2(data_dir: DataDir = None, extra: bool = False, source: Source 
         y_test=arrays["y_test"],
         classes=tuple(str(digit) for digit in DIGITS),
         feature_names=tuple(f"hog_{k}" for k in range(arrays["x_train"].shape[1])),
-        notes=f"{notes} HOG features of the grey images: {HOG['orientations']} orientations, "
-        f"cells of {HOG['cell']}x{HOG['cell']} pixels, blocks of {HOG['block']}x{HOG['block']}.",
+        notes=f"{notes} HOG features of the grey images: 18 signed directions, cells of 8x8 "
+        "pixels, blocks of 2x2 cells.",
     )
 
 
@@ -149,39 +135,3 @@ def _read_npy(path: Path) -> Array:
     if surplus:
         raise DataError(f"{path} should end after its array, but goes on. Fetch it again.")
     return array
-
-
-def _key(paths: Sequence[Path]) -> str:
-    """Changes with the files, the settings of the features, and what computes them."""
-    skimage = require("skimage", "Computing HOG features", "'lpom[data]' (scikit-image)")
-    settings = {"digits": DIGITS, "hog": HOG, "scikit-image": skimage.__version__}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for path in paths:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:24]
-
-
-def _restore(cache: Path) -> dict[str, Array] | None:
-    """What `_keep` wrote; None if there is nothing, or nothing whole."""
-    try:
-        with cache.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            return {name: content[name] for name in ("x_train", "y_train", "x_test", "y_test")}
-    except Exception:  # not there or damaged: computed anew
-        return None
-
-
-def _keep(cache: Path, arrays: Mapping[str, Any]) -> None:
-    """Write the arrays, wholly or not at all; a cache that cannot be written is no error."""
-    unfinished = None
-    try:
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".part", delete=False) as file:
-            unfinished = Path(file.name)
-            np.savez(file, **arrays)
-        os.replace(unfinished, cache)
-    except OSError:
-        pass
-    finally:
-        if unfinished is not None:
-            unfinished.unlink(missing_ok=True)
