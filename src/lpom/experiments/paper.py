@@ -66,14 +66,19 @@ class Experiment:
 
 _ADAPTIVE = (1e-3, 2e-3, 4e-3)
 
-#: As in the paper: exact weight step, squared loss, its mu. What it left open was chosen on
-#: held-out training data (docs/reproduction.md); its ReLU output is a leaky one, which can't die.
+#: The paper's loss and, for its ReLU output, a leaky one, which can't die.
+LEAKY_SQUARED: dict[str, Any] = {
+    "loss": "squared",
+    "output": "leaky_relu",
+    "output_params": {"negative_slope": 0.1},
+}
+#: As in the paper: exact weight step, its loss and mu. What it left open was chosen on held-out
+#: training data (docs/reproduction.md).
 AS_IN_PAPER = Role(
     "LPOM, as in the paper",
     "lpom",
     {"weights": "exact", "iterations": 3, "ridge": 1.0},
-    output="leaky_relu",
-    output_params={"negative_slope": 0.1},
+    **LEAKY_SQUARED,
 )
 BEST = Role("LPOM, best", "lpom", grid=_ADAPTIVE, loss="cross-entropy")
 ADAM = Role("Adam, matched", "adam", grid=_ADAPTIVE, loss="cross-entropy")
@@ -111,16 +116,18 @@ EXPERIMENTS: dict[str, Experiment] = {
             printed={"LPOM": (98.3,), "Taylor et al.": (96.5,), "SGD": (95.0,)},
             roles={
                 "paper": AS_IN_PAPER,
-                "best": replace(BEST, loss="hinge", grid=(4e-3, 1e-2, 2e-2)),
-                "adam": replace(ADAM, loss="hinge", grid=(4e-3, 1e-2, 2e-2)),
-                "sgd": replace(SGD, loss="hinge"),
+                "best": replace(BEST, grid=(5e-4, 1e-3, 2e-3), **LEAKY_SQUARED),
+                "adam": replace(ADAM, grid=(5e-4, 1e-3, 2e-3), **LEAKY_SQUARED),
+                "sgd": replace(SGD, grid=(0.1, 0.3, 1.0), **LEAKY_SQUARED),
                 "admm": ADMM,
             },
             notes=(
                 "The paper trained on 120,290 digits of the extra set; these runs on the 15,533 "
                 "of the ordinary training set.",
-                "The paper's 98.3 % was not reached with these fewer digits. Every setting tried "
-                "fits almost all of them and comes to about the same on held-out ones: see below.",
+                "The features are HOG as Dalal and Triggs (2005) define it, with signed "
+                "directions: better on held-out digits than scikit-image's, see below.",
+                "The test set was measured before this, for networks on scikit-image's features; "
+                "features, loss and rates of these runs were chosen on training digits alone.",
             ),
         ),
         Experiment(
@@ -152,7 +159,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             tuning_epochs=1,
             printed={"LPOM": (52.5,), "SGD": (47.5,)},
             roles={
-                "paper": replace(AS_IN_PAPER, epochs=6),
+                "paper": replace(
+                    AS_IN_PAPER,
+                    params={**AS_IN_PAPER.params, "ridge": (0.3, 30.0)},
+                    epochs=8,
+                ),
                 "best": replace(BEST, grid=(1e-4, 3e-4, 1e-3)),
                 "adam": replace(ADAM, grid=(1e-4, 3e-4, 1e-3)),
                 "sgd": SGD,
