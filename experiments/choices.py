@@ -82,8 +82,8 @@ CHOICES = [
     ),
     Choice(
         "Ridge of the exact weight step",
-        "Relative to the size of the states; 0 takes the pseudo-inverse as the paper does. One that "
-        "grows over the run is to quiet the noise of the batches at its end.",
+        "Relative to the size of the states; 0 takes the pseudo-inverse as the paper does. One "
+        "that grows over the run is to quiet the noise of the batches at its end.",
         EXACT,
         {f"{ridge:g}": {"ridge": ridge} for ridge in (0.0, 0.01, 0.1, 1.0, 10.0)}
         | {f"{a:g} to {b:g}": {"ridge": (a, b)} for a, b in ((0.01, 1.0), (0.1, 10.0))},
