@@ -138,3 +138,8 @@ def test_hog_of_many_images_is_that_of_each() -> None:
 def test_hog_wants_colour_images() -> None:
     with pytest.raises(ValueError, match=r"should have shape .* got \(2, 32, 32\)"):
         hog_features(np.zeros((2, 32, 32), dtype=np.uint8))
+
+
+def test_hog_wants_room_for_a_block() -> None:
+    with pytest.raises(ValueError, match="takes 16 x 16 pixels, the images have only 32 x 10"):
+        hog_features(np.zeros((2, 32, 10, 3), dtype=np.uint8))

@@ -92,6 +92,11 @@ def hog_features(
     """
     if images.ndim != 4 or images.shape[3] != 3:
         raise ValueError(f"images should have shape (n, rows, columns, 3), got {images.shape}.")
+    if min(images.shape[1:3]) < block * cell:
+        raise ValueError(
+            f"a block takes {block * cell} x {block * cell} pixels, the images have only "
+            f"{images.shape[1]} x {images.shape[2]}: take smaller cells."
+        )
     pool = [_pooling(side, cell, interpolate) for side in images.shape[1:3]]
     cells = np.empty((len(images), orientations, *(len(p) for p in pool)), dtype=np.float32)
     for start in range(0, len(images), 256):  # the votes of all at once would take gigabytes
