@@ -76,12 +76,17 @@ def test_a_pair_of_ridges_grows_by_equal_factors_over_the_run(digits, progress, 
 
 @pytest.mark.parametrize("name", ["ridge", "continuation"])
 @pytest.mark.parametrize(
-    "pair, said", [((1.0,), "two"), ((0.0, 1.0), "first"), ((1.0, -1), "last")]
+    "pair, said", [((1.0,), "a pair"), ((0.0, 1.0), "first"), ((1.0, -1), "last")]
 )
 def test_a_pair_that_is_none_is_refused(digits, name, pair, said):
     method = LPOM(weights="exact", **{name: pair})
     with pytest.raises(ValueError, match=f"{name}.*{said}"):
         lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=method, epochs=1)
+
+
+def test_continuation_is_no_number(digits):
+    with pytest.raises(ValueError, match=r"continuation should be a pair .* got 3"):
+        lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=LPOM(continuation=3), epochs=1)
 
 
 def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe_step(digits):

@@ -168,3 +168,11 @@ def test_mlp_says_what_sizes_are(sizes):
         "sizes needs the widths of at least inputs and outputs, each a whole number of at least 1, "
         f"e.g. [784, 300, 10]; got {sizes}."
     )
+
+
+def test_a_weight_made_of_other_parameters_is_refused():
+    layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
+    with pytest.raises(ValueError, match="made of other parameters .*remove_parametrizations"):
+        Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))
+    torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert len(Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))) == 2

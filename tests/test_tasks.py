@@ -63,3 +63,12 @@ def test_constant_outputs_are_found():
 def test_labels_must_be_zero_or_one():
     with pytest.raises(ValueError, match="must be 0 or 1"):
         Task.infer([[0, 2]], 2).target([[0, 2]])
+
+
+@pytest.mark.parametrize("mean", [1e4, 1e6])
+def test_r2_of_numbers_far_from_zero(mean):
+    y = torch.as_tensor(mean + np.random.default_rng(0).standard_normal((1000, 1))).float()
+    score = Score(Task.infer(y, 1))
+    guess = y.double().mean().float().expand_as(y)
+    score.add(guess, y)
+    assert score.score == pytest.approx(r2_score(y.double(), guess.double()), abs=1e-3)

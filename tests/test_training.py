@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_diabetes, load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import lpom
 from lpom import LPOM, ConvergenceWarning, DivergenceError, EarlyStopping
@@ -318,3 +321,88 @@ def test_a_full_batch_method_refuses_a_loader(digits):
     loader = DataLoader(TensorDataset(X, y), batch_size=50)
     with pytest.raises(ValueError, match="needs all rows at once"):
         lpom.fit(lpom.mlp([64, 10], seed=0), loader, method="admm", epochs=1)
+
+
+def test_a_loader_brings_its_own_batches_and_weights(digits):
+    (X, y), _ = digits
+    loader = DataLoader(TensorDataset(X, y), batch_size=50)
+    for given in ({"batch_size": 20}, {"sample_weight": torch.ones(len(X))}):
+        with pytest.raises(TypeError, match="leave batch_size and sample_weight out"):
+            lpom.fit(lpom.mlp([64, 10], seed=0), loader, epochs=1, **given)
+
+
+def test_a_batch_of_a_loader_may_count_for_nothing(digits):
+    (X, y), _ = digits
+    X, y, weight = X[:200], y[:200], torch.ones(200)
+    weight[50:100] = 0.0
+    method = lpom.methods.get("sgd").set_params(schedule="constant")
+    models = [lpom.mlp([64, 10], seed=0) for _ in range(2)]
+    rows = TensorDataset(X, y, weight), TensorDataset(X[weight > 0], y[weight > 0])
+    for model, data in zip(models, rows, strict=True):
+        lpom.fit(model, DataLoader(data, batch_size=50), method=method, epochs=1)
+    torch.testing.assert_close(models[0][0].weight, models[1][0].weight)
+    nothing = DataLoader(TensorDataset(X, y, torch.zeros(200)), batch_size=50)
+    with pytest.raises(ValueError, match="zero for every sample"):
+        lpom.fit(models[0], nothing, epochs=1)
+
+
+def test_rows_that_come_once_are_all_trained_on(digits):
+    (X, y), _ = digits
+
+    class Once(IterableDataset):
+        rows = iter(list(zip(X[:300], y[:300], strict=True)))
+
+        def __iter__(self):
+            return self.rows
+
+    seen = lpom.fit(lpom.mlp([64, 10], seed=0), DataLoader(Once(), batch_size=100), epochs=1)
+    assert seen.history[-1].samples_per_second * seen.history[-1].seconds == pytest.approx(300)
+
+
+def test_a_layer_frozen_after_training_stays(digits):
+    train, _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    lpom.fit(model, *train, epochs=1, seed=0)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model[0].requires_grad_(False)
+    model[0].weight.grad = torch.ones_like(model[0].weight)  # of someone's own making
+    before = weights(model)
+    lpom.fit(model, *train, epochs=1, seed=0)
+    after = weights(model)
+    assert all(torch.equal(a, b) for a, b in zip(before[:2], after[:2], strict=True))
+    assert not torch.equal(before[2], after[2])
+
+
+@pytest.mark.parametrize("method", [LPOM(), LPOM(sweeps=2), "adam", "mac"])
+def test_a_state_goes_on_with_a_copy_of_the_model(method, digits):
+    """As from a checkpoint: the copy learns what the model itself would have learnt."""
+    train, _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    first = lpom.fit(model, *train, method=method, epochs=1, seed=0)
+    other, state = deepcopy(model), pickle.loads(pickle.dumps(first.state))
+    third, untouched = deepcopy(model), weights(model)
+    lpom.fit(third, *train, method=method, epochs=1, seed=1, state=first.state)
+    assert all(torch.equal(a, b) for a, b in zip(untouched, model.parameters(), strict=True))
+    lpom.fit(other, *train, method=method, epochs=1, seed=1, state=state)
+    lpom.fit(model, *train, method=method, epochs=1, seed=1, state=first.state)
+    for a, b, c in zip(model.parameters(), other.parameters(), third.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, c)
+
+
+def test_a_state_of_another_method_is_refused(digits):
+    train, _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    state = lpom.fit(model, *train, method="adam", epochs=1).state
+    with pytest.raises(TypeError, match="from a run of method 'lpom' .*got OptimizerState"):
+        lpom.fit(model, *train, method="lpom", epochs=1, state=state)
+
+
+def test_numbers_of_numpy_are_numbers(digits):
+    (X, y), _ = digits
+    results = []
+    for mu, epochs in ((20, 2), (np.int64(20), np.int64(2)), (np.float32(20), 2)):
+        model = lpom.mlp([64, 20, 10], seed=0)
+        lpom.fit(model, X, y, method=LPOM(mu=mu), epochs=epochs, seed=0)
+        results.append(torch.nn.utils.parameters_to_vector(model.parameters()))
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])

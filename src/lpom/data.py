@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 from lpom.methods.base import Batch
 from lpom.tasks import Task, as_tensor
 
+ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
+
 
 class Source(ABC):
     """An endless supply of epochs of batches, in the model's dtype and on its device."""
@@ -47,7 +49,9 @@ class Arrays(Source):
         self.target = task.target(y).to(like)
         if len(self.target) != n:
             raise ValueError(f"X and y need as many rows: X has {n}, y has {len(self.target)}.")
-        self.weight = None if weight is None else check_weight(weight, n).to(like)
+        self.weight = None if weight is None else check_weights(weight, n).to(like)
+        if self.weight is not None and not bool((self.weight > 0).any()):
+            raise ValueError(ALL_ZERO)
         if isinstance(self.X, Tensor):
             self.X = self.X.to(like)
         self.like, self.generator, self.n = like, generator, n
@@ -81,15 +85,25 @@ class Arrays(Source):
 class Loader(Source):
     """Batches of a ``DataLoader`` that yields ``(X, y)`` or ``(X, y, weight)``."""
 
-    def __init__(self, loader: DataLoader[Any], task: Task, like: Tensor, n_features: int) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        task: Task,
+        like: Tensor,
+        n_features: int,
+        begun: Iterator[Any] | None = None,
+    ) -> None:
         self.loader, self.task, self.like, self.n_features = loader, task, like, n_features
+        self.begun = begun  # an iterator that the first epoch is to take
         try:
             self.steps = len(loader)
         except TypeError:  # an iterable data set without a length
             self.steps = None
 
     def epoch(self) -> Iterator[Batch]:
-        for item in self.loader:
+        items, self.begun = self.begun or self.loader, None
+        total = None
+        for item in items:
             if not isinstance(item, list | tuple) or len(item) not in (2, 3):
                 raise TypeError(
                     f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}."
@@ -97,12 +111,17 @@ class Loader(Source):
             X, y, *weight = item
             X = check_inputs(X, self.n_features)
             check_targets_finite(y)
-            yield Batch(
+            batch = Batch(
                 X.to(self.like),
                 self.task.target(y).to(self.like),
-                check_weight(weight[0], len(X)).to(self.like) if weight else None,
+                check_weights(weight[0], len(X)).to(self.like) if weight else None,
                 whole=self.steps == 1,
             )
+            yield batch
+            counted = len(batch) if batch.weight is None else float(batch.weight.sum())
+            total = counted + (total or 0.0)
+        if total == 0:
+            raise ValueError(ALL_ZERO)
 
 
 def dense_rows(X: Any, rows: Any, like: Tensor) -> Tensor:
@@ -151,7 +170,8 @@ def check_targets_finite(y: Any) -> None:
         )
 
 
-def check_weight(weight: Any, n: int) -> Tensor:
+def check_weights(weight: Any, n: int) -> Tensor:
+    """Weights of ``n`` samples, which may all be zero: other batches may count."""
     weights: Tensor = weight if isinstance(weight, Tensor) else as_tensor(np.asarray(weight))
     if weights.shape != (n,):
         raise ValueError(
@@ -159,8 +179,6 @@ def check_weight(weight: Any, n: int) -> Tensor:
         )
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
         raise ValueError("sample_weight must be finite and not negative.")
-    if not bool((weights > 0).any()):
-        raise ValueError("sample_weight is zero for every sample; at least one must count.")
     return weights
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import final
 
 import torch
@@ -131,8 +132,16 @@ def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], 
     scale = matrix.diagonal().max()
     sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
     if bool(sound | ~scale.isfinite()):  # NaN and infinity pass through
-        return lambda R: torch.cholesky_solve(R, factor), False
+        return partial(_by_factor, factor), False
     values, vectors = torch.linalg.eigh(matrix)
     kept = values + ridge > 50 * math.sqrt(len(matrix)) * eps * values.max()
     reciprocals = torch.where(kept, 1 / (values + ridge), 0)
-    return lambda R: vectors @ (reciprocals[:, None] * (vectors.T @ R)), not bool(kept.all())
+    return partial(_by_eigenvectors, vectors, reciprocals), not bool(kept.all())
+
+
+def _by_factor(factor: Tensor, R: Tensor) -> Tensor:  # by name, so that it can be pickled
+    return torch.cholesky_solve(R, factor)
+
+
+def _by_eigenvectors(vectors: Tensor, reciprocals: Tensor, R: Tensor) -> Tensor:
+    return vectors @ (reciprocals[:, None] * (vectors.T @ R))

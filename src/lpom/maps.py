@@ -36,6 +36,23 @@ class LinearMap(ABC):
     def forward(self, X: Tensor) -> Tensor:
         """:meth:`apply`, with the weights in autograd's graph."""
 
+    @property
+    def free(self) -> bool:
+        """Whether a solver of the whole map may move it: not if it is frozen.
+
+        Raises
+        ------
+        ValueError
+            If only some of its parameters are frozen.
+        """
+        free = [parameter.requires_grad for parameter in self.parameters()]
+        if any(free) and not all(free):
+            raise ValueError(
+                "a layer has its weight frozen and its bias not, or the other way round, but this "
+                "method solves for both at once. Freeze both or neither."
+            )
+        return all(free)
+
     @abstractmethod
     def linear(self, X: Tensor) -> Tensor:
         """:meth:`apply` without the bias."""

@@ -136,6 +136,13 @@ def _layers(model: nn.Module) -> list[Layer]:
                     "the same Linear layer appears twice in the model; LPOM updates each layer "
                     "on its own, so shared weights are not supported. Use two layers."
                 )
+            if not isinstance(module._parameters.get("weight"), nn.Parameter):
+                raise ValueError(
+                    f"the weight of Linear({module.in_features}, {module.out_features}) is made of "
+                    "other parameters (by weight_norm, pruning or the like) and can't be moved "
+                    "itself. Take these off, e.g. with "
+                    "torch.nn.utils.parametrize.remove_parametrizations."
+                )
             seen.add(module)
             maps.append(Dense(module))
             acts.append(None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ def per_layer(
     >>> per_layer(20.0, 3, output=5.0)
     [20.0, 20.0, 5.0]
     """
-    if isinstance(mu, int | float):
+    if isinstance(mu, float | Real):
         values = [float(mu)] * n_layers
     else:
         values = [float(value) for value in mu]

@@ -104,6 +104,7 @@ class Score:
         self._high = torch.maximum(self._high, high) if self._high is not None else high
         self._count("loss", self.task.loss.value(outputs, target) * ones)
         if self.task.kind == "numbers":
+            outputs, target = outputs.double(), target.double()  # squares of large numbers
             self._count("error", (outputs - target).square() * ones[:, None])
             self._count("first", target * ones[:, None])
             self._count("second", target.square() * ones[:, None])

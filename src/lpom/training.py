@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -33,7 +35,7 @@ class EarlyStopping:
     """Stop when nothing got better by ``min_delta`` for ``patience`` epochs.
 
     Watches the validation score if there is validation data, else the training loss. The weights
-    of the best epoch are put back.
+    of the epoch with the best validation score are put back.
     """
 
     patience: int = 10
@@ -99,12 +101,13 @@ def fit(
     Result
     """
     method = methods.get(method)
-    if not isinstance(epochs, int) or epochs < 1:
+    if not isinstance(epochs, Integral) or epochs < 1:
         raise ValueError(f"epochs must be a whole number of at least 1, got {epochs!r}.")
     if device is not None:
         model.to(device)
     network = Lifted.from_module(model)
-    task = Task.infer(_first_targets(X, y), network.n_outputs, loss)
+    targets, begun = _first_targets(X, y)
+    task = Task.infer(targets, network.n_outputs, loss)
     problem = Problem(network, task.loss)
     generator = torch.Generator()
     generator.manual_seed(seed) if seed is not None else generator.seed()
@@ -113,23 +116,29 @@ def fit(
     def source(X: Any, y: Any, **options: Any) -> Source:
         n_features = network.n_inputs
         if isinstance(X, DataLoader):
-            return Loader(X, task, like, n_features)
+            return Loader(X, task, like, n_features, **options)
         return Arrays(X, y, task, like, n_features=n_features, **options)
 
-    if method.full_batch:
-        if isinstance(X, DataLoader):
+    if isinstance(X, DataLoader):
+        if method.full_batch:
             raise ValueError(
                 f"method {method.name!r} keeps variables for every sample and needs all rows at "
                 "once; give X and y as arrays in place of the DataLoader."
             )
+        if batch_size is not None or sample_weight is not None:
+            raise TypeError(
+                "a DataLoader brings its own batches, of (X, y) or (X, y, weight); leave "
+                "batch_size and sample_weight out."
+            )
+        train = source(X, y, begun=begun)
+    elif method.full_batch:
         train = source(X, y, weight=sample_weight)
     else:
-        if batch_size is None and not isinstance(X, DataLoader):
+        if batch_size is None:
             batch_size = min(100, len_of(X)) or None
         train = source(X, y, weight=sample_weight, batch_size=batch_size, generator=generator)
     validation = _validation_source(validation_data, source)
-    if state is None:
-        state = method.init(problem)
+    state = method.init(problem) if state is None else _bound(state, method, problem)
     stopper = EarlyStopping() if early_stopping is True else early_stopping or None
     run = _Run(model, problem, task, method, state, train, validation, stopper, tuple(callbacks))
     return run.go(epochs, span, progress)
@@ -140,10 +149,11 @@ def evaluate(
 ) -> tuple[float, float]:
     """Mean loss, and accuracy or R2, of a plain forward pass."""
     network = Lifted.from_module(model)
-    task = Task.infer(_first_targets(X, y), network.n_outputs, loss)
+    targets, begun = _first_targets(X, y)
+    task = Task.infer(targets, network.n_outputs, loss)
     like = network.parameters[0].detach()
     if isinstance(X, DataLoader):
-        measured = _measure(model, Loader(X, task, like, network.n_inputs), task)
+        measured = _measure(model, Loader(X, task, like, network.n_inputs, begun=begun), task)
     else:
         source = Arrays(
             X, y, task, like, n_features=network.n_inputs, batch_size=min(4096, len_of(X))
@@ -194,6 +204,8 @@ class _Run:
             warnings.warn("training was interrupted; the model is as it then was.", stacklevel=3)
         finally:
             self.model.train(was_training)
+            for parameter in self.problem.network.parameters:
+                parameter.grad = None  # as large as the weights, and no one's any more
         if self.stopper is not None and self.validation is not None and status != "interrupted":
             self._put_back(self.best)
         seconds = time.perf_counter() - started
@@ -316,17 +328,41 @@ def _validation_source(data: Any, source: Callable[..., Source]) -> Source | Non
     return source(X, y, batch_size=size, weight=weight[0] if weight else None)
 
 
-def _first_targets(X: Any, y: Any) -> Any:
-    """The targets, or those of a loader's first batch: enough to tell what the task is."""
+def _first_targets(X: Any, y: Any) -> tuple[Any, Iterator[Any] | None]:
+    """The targets, or those of a loader's first batch: enough to tell what the task is.
+
+    With them the loader's iterator, at its start again: not every data set can be read twice.
+    """
     if isinstance(X, DataLoader):
         if y is not None:
             raise TypeError("a DataLoader brings its own targets; leave y out.")
-        for item in X:
-            return item[1]
+        begun = iter(X)
+        for item in begun:
+            return item[1], chain([item], begun)
         raise ValueError("the DataLoader gave no batch; at least one is needed.")
     if y is None:
         raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
-    return y
+    return y, None
+
+
+def _bound(state: State, method: Method[Any], problem: Problem) -> State:
+    """The state, or the same for this network if its optimiser moves that of another model."""
+    fresh = method.init(problem)
+    if type(state) is not type(fresh):
+        raise TypeError(
+            f"state should come from a run of method {method.name!r} ({type(fresh).__name__}), "
+            f"got {type(state).__name__}. Leave it out to start anew."
+        )
+    if state.serves(problem):
+        return state
+    tensors = state.tensors()
+    if tensors is None:
+        raise ValueError(
+            "the state belongs to another model and can't be carried over; train that model, or "
+            "leave the state out."
+        )
+    fresh.load_tensors({name: tensor.clone() for name, tensor in tensors.items()})
+    return fresh
 
 
 def len_of(X: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -379,3 +380,29 @@ def residuals(run, case):
     if case.feasible is not None and run.state.batch is not None:
         found += [float(g.detach().square().mean().sqrt()) for g in case.feasible(run)]
     return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_run_leaves_can_be_pickled(name):
+    X, y = blobs()
+    model = relu_net()
+    state = pickle.loads(pickle.dumps(fitted(name, model, X, y, batch_size=len(X)).state))
+    assert state.progress > 0
+
+
+BLOCKWISE = [name for name in NAMES if METHODS[name].full_batch or name == "lifted"]
+
+
+@pytest.mark.parametrize("name", [*BLOCKWISE, "lpom"])
+def test_half_a_layer_is_not_frozen_in_silence(name):
+    X, y = blobs()
+    model = relu_net()
+    model[0].bias.requires_grad_(False)
+    method = METHODS[name](weights="exact") if name == "lpom" else METHODS[name]()
+    before = weights(model)
+    with pytest.raises(ValueError, match="Freeze both or neither"):
+        fitted(name, model, X, y, method=method)
+    model[0].weight.requires_grad_(False)
+    fitted(name, model, X, y, method=method)
+    for old, new in zip(before[:2], weights(model)[:2], strict=True):
+        assert torch.equal(old, new)

@@ -118,7 +118,7 @@ class ADMMHashing(Method[HashingState]):
 
     def _move_weights(self, layer: Layer, U: Tensor, goal: Tensor, weight: Tensor | None) -> None:
         r"""Steps on :math:`\|\phi(A(U; W)) - goal\|_F^2` along :math:`-(U^T U)^{-1}` gradient."""
-        if not all(parameter.requires_grad for parameter in layer.map.parameters()):
+        if not layer.map.free:
             return
         phi = layer.activation.phi
         regression = Regression(layer.map, U, ridge=self.ridge, weight=weight)

@@ -72,6 +72,10 @@ class State:
         """Take up what :meth:`tensors` gave, in a state that ``init`` has just made."""
         raise NotImplementedError(f"{type(self).__name__} can't be resumed from tensors.")
 
+    def serves(self, problem: Problem) -> bool:
+        """Whether steps with this state would move the weights of this very network."""
+        return True
+
     def new_remarks(self) -> list[str]:
         """The remarks not passed on yet."""
         fresh = [self.remarks[topic] for topic in self.remarks if topic not in self._said]

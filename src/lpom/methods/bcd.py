@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import ClassVar, final
 
 import torch
@@ -55,7 +56,7 @@ class BCD(Method[BCDState]):
         Weight of the proximal terms of states and pre-activations, relative to ``mu``.
     ridge : float
         Weight of the proximal term of the weights, relative to the size of the states below:
-        :math:`\alpha = ridge \, \mu \|X\|_F^2 / \min(m, n)`.
+        :math:`\alpha = ridge \, \mu \|X\|_F^2 / n` for layers of n inputs.
     sweeps : int
         Rounds over all blocks in one step.
     """
@@ -79,7 +80,7 @@ class BCD(Method[BCDState]):
         check_number("alpha", self.alpha, strict=False)
         check_number("ridge", self.ridge, strict=False)
         check_number("sweeps", self.sweeps, whole=True)
-        output = self.mu_output if isinstance(self.mu, int | float) else None
+        output = self.mu_output if isinstance(self.mu, Real) else None
         return BCDState(mu=per_layer(self.mu, len(problem.network), output))
 
     @torch.no_grad()

@@ -84,7 +84,7 @@ class Regression:
 
     def step(self, map_: LinearMap, R: Tensor) -> None:
         """Move the weights by the solution for ``R = U - A(X; W_old)``, unless they are frozen."""
-        if all(parameter.requires_grad for parameter in map_.parameters()):
+        if map_.free:
             map_.add_matrix(self.solve(R).T)
 
     def solve(self, R: Tensor) -> Tensor:

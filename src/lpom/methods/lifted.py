@@ -124,7 +124,7 @@ class LiftedNetworks(Method[LiftedState]):
                         iterations=self.iterations,
                     )
         for i, layer in enumerate(network):
-            if all(parameter.requires_grad for parameter in layer.map.parameters()):
+            if layer.map.free:
                 self._move_weights(layer, X[i], X[i + 1], mu[i], batch.weight)
         state.X = X
         return outputs

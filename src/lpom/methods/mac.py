@@ -207,7 +207,7 @@ def gauss_newton_weights(
     layer: Layer, regression: Regression, X: Tensor, above: Tensor, weight: Tensor | None
 ) -> None:
     r"""One Gauss-Newton step of the weights on :math:`\|above - \phi(A(X; W))\|^2`, per unit."""
-    if not all(parameter.requires_grad for parameter in layer.map.parameters()):
+    if not layer.map.free:
         return
     gamma, phi = layer.activation.lipschitz, layer.activation.phi
     Z = layer.map.apply(X)

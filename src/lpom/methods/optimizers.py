@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lpom.methods.base import State, check_choice, check_number
+from lpom.methods.base import Problem, State, check_choice, check_number
 from lpom.network import Layer
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -69,6 +69,12 @@ class OptimizerState(State):
             if value is not None
         }
 
+    def serves(self, problem: Problem) -> bool:
+        if self.optimizer is None:
+            return True
+        moved = {id(parameter) for parameter in _parameters(self.optimizer)}
+        return moved == {id(parameter) for parameter in problem.network.parameters}
+
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if self.optimizer is None:
             return
@@ -94,9 +100,9 @@ def add_gradient(
     if weight is not None:
         scaled = scaled * weight[:, None]
     parameters = layer.map.parameters()
-    old = [parameter.grad for parameter in parameters]
+    old = [parameter.grad if parameter.requires_grad else None for parameter in parameters]
     for parameter, gradient in zip(
         parameters, layer.map.weight_gradient(scaled, X, out=old), strict=True
     ):
-        if parameter.requires_grad:
-            parameter.grad = gradient
+        # the optimiser moves all that has a gradient, so a frozen one may keep none
+        parameter.grad = gradient if parameter.requires_grad else None

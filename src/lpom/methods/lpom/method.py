@@ -74,7 +74,8 @@ class LPOM(Method[LPOMState]):
     sweeps : int
         Most sweeps over the states of a batch.
     tolerance : float
-        Stop sweeping when no layer's states change by more than this, relative to their norm.
+        Stop sweeping when no layer's pre-activations change by more than this, relative to
+        their norm.
     weights : {"adaptive", "exact"}
         Give the gradient of each layer's convex problem to an optimiser, or solve that problem by
         Algorithm 2.
@@ -246,7 +247,7 @@ class LPOM(Method[LPOMState]):
         if state.optimizer is not None:
             total = batch.total_weight
             add_gradient(layer, states.X[i], residual, state.mu[i], batch.weight, total)
-        elif all(parameter.requires_grad for parameter in layer.map.parameters()):
+        elif layer.map.free:
             deficient = exact_step(
                 layer,
                 states.X[i],
@@ -297,8 +298,8 @@ class LPOM(Method[LPOMState]):
 
 def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
     """Two positive numbers: what a setting is at the start of a run, and at its end."""
-    if len(pair) != 2:
-        raise ValueError(f"several numbers for {name} should be two, (first, last), got {pair!r}.")
+    if not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"{name} should be a pair of numbers, (first, last), got {pair!r}.")
     first, last = pair
     check_number(f"{name}'s first number", first)
     check_number(f"{name}'s last number", last)
