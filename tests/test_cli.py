@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -449,3 +450,58 @@ def test_the_command_itself(trained):
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: There is no file absent.csv")
     assert done.stderr.count("\n") == 1
+
+
+def test_columns_named_like_those_of_an_array_go_by_their_names():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.standard_normal((200, 2)), columns=["X1", "X0"])
+    frame["y"] = np.where(frame["X1"] > 0, "p", "q")
+    frame.to_csv("one.csv", index=False)
+    frame[["X0", "X1"]].to_csv("other.csv", index=False)
+    call("train", "one.csv", "--target", "y", *FAST, "--out", "run", "--quiet")
+    assert call("predict", "run", "one.csv") == call("predict", "run", "other.csv")
+
+
+def test_texts_that_look_like_numbers_are_still_texts():
+    codes = ["007", "A12", "1.50", "true"] * 20
+    frame = pd.DataFrame({"code": codes, "y": np.arange(80) % 4 < 2})
+    frame.to_csv("codes.csv", index=False)
+    call("train", "codes.csv", "--target", "y", *FAST, "--out", "run", "--quiet")
+    together = pd.read_csv(io.StringIO(call("predict", "run", "codes.csv")))["prediction"]
+    for k in range(4):
+        pd.DataFrame({"code": codes[k : k + 1] * 3}).to_csv("new.csv", index=False)
+        answers = pd.read_csv(io.StringIO(call("predict", "run", "new.csv")))["prediction"]
+        assert set(answers) == {together[k]}
+
+
+def test_what_is_not_needed_may_be_missing(trained):
+    frame = people()
+    frame.loc[::2, "name"] = None
+    frame.to_csv("gaps.csv", index=False)
+    call("train", "gaps.csv", "--target", "drink", "--ignore", "name", *FAST, "--quiet")
+    expected = call("predict", trained / "run", trained / "people.csv")
+    frame["drink"] = None
+    frame.to_csv("gaps.csv", index=False)
+    assert call("predict", trained / "run", "gaps.csv") == expected
+    frame.loc[3, "age"] = None
+    frame.to_csv("gaps.csv", index=False)
+    assert "infinite in column 'age', row 4" in fail("predict", trained / "run", "gaps.csv")
+
+
+def test_a_folder_that_cannot_be_written_to_is_noticed_before_training(table, monkeypatch):
+    def refuse(*args, dir, **kwargs):
+        raise PermissionError(13, "Permission denied", f"{dir}/tmpxyz")
+
+    Path("shut").mkdir()
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr("lpom.runs.train", None)
+    assert fail("train", *table, *FAST, "--out", "shut") == "shut: Permission denied.\n"
+
+
+def test_a_failed_run_leaves_the_old_one_and_its_report(table):
+    call("train", *table, *FAST, "--out", "run", "--quiet")
+    Path("run/report.html").write_text("a report")
+    fail("train", *table, *FAST, "--out", "run", "--force", "--learning-rate", "1e38")
+    assert Path("run/report.html").exists()
+    call("train", *table, *FAST, "--out", "run", "--force", "--quiet")
+    assert not Path("run/report.html").exists()

@@ -453,3 +453,12 @@ def test_wrong_number_of_columns_and_unfitted(blobs):
         small().to_torch()
     with pytest.raises(ValueError, match="5 features.*expecting 6"):
         small().fit(X, y).predict(X[:, :5])
+
+
+def test_balanced_weights_pass_over_a_class_of_weight_zero(blobs):
+    X, y = blobs
+    names = np.unique(y)
+    weight = np.where(y == names[0], 0.0, 1.0)
+    balanced = small(class_weight="balanced").fit(X, y, sample_weight=weight)
+    plain = small().fit(X, y, sample_weight=weight)  # the other two are balanced as they come
+    np.testing.assert_array_equal(balanced.predict_proba(X), plain.predict_proba(X))

@@ -154,6 +154,8 @@ def test_what_a_target_is(values, task, expected):
         ([f"name {k}" for k in range(30)], "auto", "30 different values in 30 rows, too many"),
         (["a", "b", "a"], "regression", "column 't' holds 'a' in row 1; expected a number"),
         (["a", None, "b"], "auto", "'t' has no value in row 2"),
+        ([1e200, 2e200, 4e200], "regression", "goes from 1e.200 to 4e.200.*another unit"),
+        ([1e-200, 2e-200, 4e-200], "regression", "can't be computed with"),
     ],
 )
 def test_targets_that_cannot_be_learnt(values, task, sentence):

@@ -39,7 +39,8 @@ class Predictor:
         if self.target.name not in self.features.names:
             frame = frame.drop(columns=[self.target.name], errors="ignore")
         columns = self.features.columns
-        if list(frame.columns) == [f"X{k}" for k in range(len(columns))]:
+        nameless = [f"X{k}" for k in range(len(columns))]
+        if list(frame.columns) == nameless and set(columns) != set(nameless):
             frame = frame.set_axis(columns, axis=1)
         return self.answers(self.features.encode(frame), probabilities=probabilities)
 

@@ -124,7 +124,7 @@ def _from_file(
     test_fraction: float | None,
     rng: np.random.Generator,
 ) -> Prepared:
-    table = datasets.read_table(path, column)
+    table = datasets.read_table(path, column, ignore=ignore)
     if table.target is None:
         raise DataError(
             f"which column of {path} is to be predicted? Name it with --target; the columns are "

@@ -19,7 +19,7 @@ import torch
 import lpom
 from lpom import losses, methods, plots
 from lpom.exceptions import ModelFileError
-from lpom.files import write_atomically
+from lpom.files import check_writable, write_atomically
 from lpom.history import History
 from lpom.methods import Method
 from lpom.network import mlp
@@ -71,16 +71,15 @@ class Settings:
 
 
 def configure(method: str, **settings: Any) -> Method[Any]:
-    """A method by name with settings; those that are None keep their defaults."""
+    """A method by name with settings."""
     made = methods.get(method)
     known = made.get_params(deep=False)
-    given = {name: value for name, value in settings.items() if value is not None}
-    for name in given:
+    for name in settings:
         if name not in known:
             raise ValueError(
                 f"method {method!r} has no setting {name!r}; it has {', '.join(known)}."
             )
-    made.set_params(**given)
+    made.set_params(**settings)
     return made
 
 
@@ -94,7 +93,8 @@ class Run:
     config: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the four files of a run, each whole or not at all."""
+        """Write the four files of a run, each whole or not at all; an old report goes."""
+        (folder / REPORT).unlink(missing_ok=True)
         self.predictor.save(folder / MODEL)
         self.history.to_jsonl(folder / HISTORY)
         plots.curves(self.history, folder / CURVES)
@@ -217,6 +217,7 @@ def run_folder(out: Path | None, name: str, *, force: bool = False) -> Iterator[
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=out is not None)
     try:
+        check_writable(folder)
         yield folder
     finally:
         for path in made:
@@ -224,10 +225,10 @@ def run_folder(out: Path | None, name: str, *, force: bool = False) -> Iterator[
                 path.rmdir()
 
 
-def forget(folder: Path) -> None:
-    """Take away what was made of an old run that is about to be written over."""
-    for old in (folder / REPORT, *(folder / TENSORBOARD).glob("events.out.tfevents.*")):
-        old.unlink(missing_ok=True)
+def forget_events(folder: Path) -> None:
+    """Take away what TensorBoard has of an old run that is written over."""
+    for old in (folder / TENSORBOARD).glob("events.out.tfevents.*"):
+        old.unlink()
 
 
 def _next_free(name: str) -> Path:

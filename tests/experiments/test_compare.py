@@ -106,6 +106,11 @@ def test_interrupted_it_keeps_what_is_finished_and_goes_on(tmp_path, blobs, inte
     compare(PLAN, blobs, cut)
 
 
+def test_none_is_a_setting_like_others():
+    plan = replace(PLAN, methods=("bcd",), settings={"bcd": {"mu_output": None}})
+    assert plan.trials("blobs")[0].params["mu_output"] is None
+
+
 def test_what_can_not_be_done_is_listed(tmp_path, blobs, monkeypatch):
     plan = replace(PLAN, seeds=(0,), settings={"sgd": {"learning_rate": -1.0}})
 

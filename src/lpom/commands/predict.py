@@ -24,7 +24,10 @@ def predict(
     if out is not None and out.exists() and file.exists() and out.samefile(file):
         raise ValueError(f"--out names the table to predict, {file}; name another file.")
     predictor = read_predictor(run)
-    answers = predictor.predict(read_table(file).features, probabilities=proba)
+    features = predictor.features
+    unused = {predictor.target.name, *features.columns} - set(features.names)
+    table = read_table(file, ignore=unused, texts=features.categories)
+    answers = predictor.predict(table.features, probabilities=proba)
     text = answers.to_csv(index=False, lineterminator="\n")
     if out is None:
         typer.echo(text, nl=False)

@@ -14,6 +14,7 @@ from lpom.exceptions import unknown_name
 from lpom.experiments.paper import EXPERIMENTS
 from lpom.experiments.reproduce import reproduce as run_experiment
 from lpom.experiments.summary import summary_path, write_summary
+from lpom.files import check_writable
 
 
 def reproduce(
@@ -45,10 +46,12 @@ def reproduce(
     if quick:
         seeds, epochs = seeds.split(",")[0], 1
         out = out.parent / "quick" / out.name  # its README stands apart too
-    summary_path(out)  # says now, not after hours, that it can't be written
+    summary_path(out)  # says now, not after hours, that it would be written over something else
     wanted_seeds = options.numbers("--seeds", seeds, int)
     wanted_roles = _roles(chosen, roles)
     wanted_networks = _networks(chosen, networks)
+    out.mkdir(parents=True, exist_ok=True)
+    check_writable(out)
     for experiment in chosen:
         run_experiment(
             experiment,

@@ -14,7 +14,7 @@ from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
 from lpom.preparation import Prepared, prepare
-from lpom.runs import TENSORBOARD, Run, Settings, configure, forget, run_folder
+from lpom.runs import TENSORBOARD, Run, Settings, configure, forget_events, run_folder
 from lpom.tensorboard import TensorBoard
 
 
@@ -51,17 +51,19 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the folder and no more.")] = False,
 ) -> None:
     """Train a network on a data set or a file, and keep the run in a folder."""
+    given = {
+        "mu": None if mu is None else _one_or_many(options.numbers("--mu", mu, float)),
+        "order": order,
+        "sweeps": sweeps,
+        "weights": weights,
+        "learning_rate": learning_rate,
+    }
     settings = Settings(
         hidden=options.widths(hidden),
         activation=activation,
         output_activation=output_activation,
         method=configure(
-            method,
-            mu=None if mu is None else _one_or_many(options.numbers("--mu", mu, float)),
-            order=order,
-            sweeps=sweeps,
-            weights=weights,
-            learning_rate=learning_rate,
+            method, **{name: value for name, value in given.items() if value is not None}
         ),
         loss=loss,
         epochs=epochs,
@@ -81,11 +83,14 @@ def train(
             seed=seed,
         )
         console.print(escape(_header(prepared, settings)))
-        if force:
-            forget(folder)
         with ExitStack() as logs:
-            log = [logs.enter_context(TensorBoard(folder / TENSORBOARD))] if tensorboard else []
+            log = []
+            if tensorboard:
+                forget_events(folder)
+                log = [logs.enter_context(TensorBoard(folder / TENSORBOARD))]
             run = runs.train(prepared, settings, progress=False if quiet else None, callbacks=log)
+        if not tensorboard:
+            forget_events(folder)
         run.write(folder)
     _report(console, run)
     typer.echo(str(folder) if quiet else f"run: {folder}")

@@ -8,7 +8,7 @@ import io
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
@@ -35,7 +35,13 @@ class Table:
     target: pd.Series | None = None
 
 
-def read_table(path: str | PathLike[str], target: str | None = None) -> Table:
+def read_table(
+    path: str | PathLike[str],
+    target: str | None = None,
+    *,
+    ignore: Collection[str] = (),
+    texts: Collection[str] = (),
+) -> Table:
     """Read a table and split off its target column.
 
     Parameters
@@ -47,6 +53,10 @@ def read_table(path: str | PathLike[str], target: str | None = None) -> Table:
     target : str, optional
         Column to predict. Without it all columns are features, except that an ``.npz`` file with
         arrays ``X`` and ``y`` has the target ``y``.
+    ignore : names
+        Columns in which values may be missing.
+    texts : names
+        Columns of a CSV file that are texts, whatever they look like: 007 stays 007.
 
     Raises
     ------
@@ -58,7 +68,7 @@ def read_table(path: str | PathLike[str], target: str | None = None) -> Table:
     _check_file(path)
     ending = _ending(path)
     if ending in (".csv", ".tsv"):
-        frame = _read_csv(path)
+        frame = _read_csv(path, texts)
     elif ending == ".parquet":
         frame = _read_parquet(path)
     elif ending == ".npz":
@@ -74,7 +84,7 @@ def read_table(path: str | PathLike[str], target: str | None = None) -> Table:
         raise DataError(
             f"{path} should hold rows of data, got none after the names of its columns."
         )
-    _check_values(frame, path)
+    _check_values(frame.drop(columns=list(ignore), errors="ignore"), path)
     if target is None:
         return Table(frame)
     return _split(frame, target, path)
@@ -94,7 +104,7 @@ def _ending(path: Path) -> str:
     return Path(name.removesuffix(".gz")).suffix if name.endswith("sv.gz") else Path(name).suffix
 
 
-def _read_csv(path: Path) -> pd.DataFrame:
+def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
     pd = require("pandas", "Reading tables", "pandas")
     expected = "a table with as many values in each line as its first line has names"
     try:
@@ -102,7 +112,14 @@ def _read_csv(path: Path) -> pd.DataFrame:
         _check_names(names, path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a line with more values
-            return pd.read_csv(path, sep=separator, index_col=False, encoding="utf-8-sig")
+            return pd.read_csv(
+                path,
+                sep=separator,
+                index_col=False,
+                encoding="utf-8-sig",
+                dtype=dict.fromkeys(texts, str),
+                low_memory=False,  # else each piece of a long column gets a type of its own
+            )
     except (pd.errors.ParserWarning, ValueError, OSError, EOFError, csv.Error, zlib.error) as error:
         if isinstance(error, DataError | PermissionError):
             raise

@@ -189,8 +189,14 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             )
         codes = np.searchsorted(self.classes_, y)
         if self.class_weight is not None:
-            each = compute_class_weight(
-                self.class_weight, classes=self.classes_, y=y, sample_weight=weight
+            counts = np.isin(self.classes_, counted)  # a class of weight zero has none to balance
+            rows = counts[codes]
+            each = np.zeros(len(self.classes_))
+            each[counts] = compute_class_weight(
+                self.class_weight,
+                classes=self.classes_[counts],
+                y=y[rows],
+                sample_weight=None if weight is None else weight[rows],
             )
             weight = _product(weight, each[codes])
         two_outputs = self.loss != "auto" and losses.get(self.loss).name == "cross-entropy"

@@ -111,7 +111,14 @@ class Quantity(Target):
                 f"the target {values.name!r} is {numbers.flat[0]:g} in every row to train on; "
                 "there is nothing to learn."
             )
-        return cls(str(values.name), float(numbers.mean()), float(numbers.std()))
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            mean, scale = float(numbers.mean()), float(numbers.std())
+        if not (0 < scale < np.inf and np.isfinite(1 / scale)):
+            raise DataError(
+                f"the target {values.name!r} goes from {numbers.min():g} to {numbers.max():g}, "
+                "which can't be computed with. Give it in another unit."
+            )
+        return cls(str(values.name), mean, scale)
 
     @property
     def n_outputs(self) -> int:
