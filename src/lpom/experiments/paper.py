@@ -162,16 +162,17 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "paper": replace(
                     AS_IN_PAPER,
                     params={**AS_IN_PAPER.params, "ridge": (1.0, 1000.0)},
-                    epochs=8,
+                    epochs=12,
                 ),
                 "best": replace(BEST, grid=(1e-4, 3e-4, 1e-3)),
                 "adam": replace(ADAM, grid=(1e-4, 3e-4, 1e-3)),
                 "sgd": SGD,
             },
             notes=(
-                "As in the paper was first run, with one seed, with the ridge of the other "
-                "experiments for 3 epochs and with one from 0.3 to 30; these lines are kept in "
-                "results/figure1-cifar.jsonl. The ridge here was then chosen on held-out images.",
+                "As in the paper was first run with one seed, with the ridge of the other "
+                "experiments for 3 epochs and with one from 0.3 to 30 for 8; these lines are kept "
+                "in results/figure1-cifar.jsonl. The ridge here was then chosen on held-out "
+                "images, where accuracy still rose after 8 epochs: see below what was tried.",
             ),
             curves=True,
         ),
