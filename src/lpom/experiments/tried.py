@@ -66,10 +66,17 @@ def output_text(record: dict[str, Any]) -> str:
 
 
 def params_text(params: dict[str, Any]) -> str:
-    """Names and values in one line."""
+    """Names and values in one line.
+
+    >>> params_text({"mu": 20.0, "ridge": [1.0, 1000.0], "weights": "exact"})
+    'mu 20, ridge 1 to 1000, weights exact'
+    """
+    texts = dict(params)
+    if isinstance(ridge := params.get("ridge"), list):  # as JSON has the pair of a growing one
+        texts["ridge"] = " to ".join(f"{value:g}" for value in ridge)
     return ", ".join(
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in params.items()
+        for name, value in texts.items()
     )
 
 
