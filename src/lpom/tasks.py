@@ -92,6 +92,7 @@ class Score:
     def __init__(self, task: Task) -> None:
         self.task = task
         self._sums: dict[str, Tensor] = {}
+        self._rows = 0
         self._low: Tensor | None = None
         self._high: Tensor | None = None
 
@@ -99,6 +100,7 @@ class Score:
         """Count a batch; sums stay on the device until they are read."""
         ones = outputs.new_ones(len(outputs)) if weight is None else weight
         self._count("weight", ones)
+        self._rows += len(outputs)
         low, high = outputs.amin(0), outputs.amax(0)
         self._low = torch.minimum(self._low, low) if self._low is not None else low
         self._high = torch.maximum(self._high, high) if self._high is not None else high
@@ -118,7 +120,7 @@ class Score:
 
     def constant_outputs(self) -> list[int]:
         """Outputs that gave one and the same value for every sample (of two or more)."""
-        if self._low is None or self._high is None or float(self._sums["weight"]) < 2:
+        if self._low is None or self._high is None or self._rows < 2:
             return []
         return [int(i) for i in (self._high == self._low).nonzero()]
 

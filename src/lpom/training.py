@@ -191,10 +191,11 @@ class _Run:
                 for epoch in range(epochs):
                     self._epoch(epoch, epochs, span, bar)
                     self._pass_on_remarks()
+                    asked = any([callback(self.history[-1]) for callback in self.callbacks])
                     if self._stops_early():
                         status = "stopped-early"
                         break
-                    if any([callback(self.history[-1]) for callback in self.callbacks]):
+                    if asked:
                         status = "stopped"
                         break
         except KeyboardInterrupt:
@@ -240,6 +241,12 @@ class _Run:
         self.good = self._copy_weights()
         if not measured:
             measured = _measure(self.model, self.train, self.task)
+        if not measured:
+            raise ValueError(
+                f"method {self.method.name!r} needs a second pass over the data to measure the "
+                "epoch, but the DataLoader gave nothing when read again. Use a data set that can "
+                "be read more than once."
+            )
         self._record(batch, measured, seconds, seen)
 
     def _record(self, batch: Batch, measured: Score, seconds: float, seen: int) -> None:
@@ -274,7 +281,7 @@ class _Run:
 
     def _pass_on_remarks(self) -> None:
         for sentence in self.state.new_remarks():
-            warnings.warn(sentence, ConvergenceWarning, stacklevel=5)
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=4)
 
     def _stops_early(self) -> bool:
         if self.stopper is None:
@@ -362,6 +369,7 @@ def _bound(state: State, method: Method[Any], problem: Problem) -> State:
             "leave the state out."
         )
     fresh.load_tensors({name: tensor.clone() for name, tensor in tensors.items()})
+    fresh.remarks, fresh.said = dict(state.remarks), set(state.said)
     return fresh
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, check_number
-from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states
+from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.samples import SampleState, same_data
-from lpom.network import Layer, Lifted
+from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
 
 
@@ -21,14 +21,14 @@ class ADMMState(SampleState):
     """Variables of the batch they belong to; another batch starts them anew.
 
     ``X[i]`` are states (the inputs first), ``U[i]`` stands for ``Z[i]``, ``M`` is the multiplier
-    of the output divided by beta. ``first``, the regression on the inputs, never changes.
+    of the output divided by beta.
     """
 
     variables = ("X", "U")
+    transient = ("batch", "first", "M", *variables)
 
     U: list[Tensor] = field(default_factory=list)
     M: Tensor = field(default_factory=lambda: torch.zeros(0))
-    first: Regression | None = None
     mu: list[float] = field(default_factory=list)
     steps: int = 0
 
@@ -38,7 +38,7 @@ class ADMMState(SampleState):
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         super().load_tensors(tensors)
-        if tensors:
+        if "M" in tensors:
             self.M, self.steps = tensors["M"], int(tensors["steps"])
 
 
@@ -112,7 +112,8 @@ class ADMM(Method[ADMMState]):
         goal = U[last] + state.M
         for i in range(last, -1, -1):
             layer = network[i]
-            self._regression(layer, batch, state, i).step(layer.map, goal - Z[i])
+            regression = state.regression(layer.map, i, ridge=self.ridge, chunk=self.chunk)
+            regression.step(layer.map, goal - Z[i])
             if i > 0:
                 below = network[i - 1].activation
                 X[i] = ridge_states(layer.map, below.phi(U[i - 1]), goal, mu[i] / mu[i - 1])
@@ -146,13 +147,3 @@ class ADMM(Method[ADMMState]):
         state.U, X = network.feed_forward(batch.inputs)
         state.X, state.M = X[:-1], torch.zeros_like(X[-1])
         state.first, state.steps, state.batch = None, 0, batch
-
-    def _regression(self, layer: Layer, batch: Batch, state: ADMMState, i: int) -> Regression:
-        if i == 0 and state.first is not None and state.first.ridge == self.ridge:
-            return state.first
-        made = Regression(
-            layer.map, state.X[i], ridge=self.ridge, weight=batch.weight, chunk=self.chunk
-        )
-        if i == 0:
-            state.first = made
-        return made

@@ -26,6 +26,7 @@ class HashingState(SampleState):
     """
 
     variables = ("X", "U", "A", "B")
+    transient = ("batch", "first", *variables)
 
     U: list[Tensor] = field(default_factory=list)
     A: list[Tensor] = field(default_factory=list)

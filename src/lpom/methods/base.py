@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import MISSING, Field, dataclass, field, fields
 from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -58,7 +58,14 @@ class State:
 
     progress: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set, repr=False)
+    said: set[str] = field(default_factory=set, repr=False)  # topics passed on already
+
+    #: What belongs to the data and not to the run: copies and pickles go without it.
+    transient: ClassVar[tuple[str, ...]] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        lost = {f.name: _default(f) for f in fields(self) if f.name in self.transient}
+        return self.__dict__ | lost
 
     def remark(self, topic: str, sentence: str) -> None:
         """Say something to the user, once per topic."""
@@ -73,20 +80,24 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} can't be resumed from tensors.")
 
     def serves(self, problem: Problem) -> bool:
-        """Whether steps with this state would move the weights of this very network."""
-        return True
+        """Whether this state is bound to this very network, and to be used as it is."""
+        return False
 
     def new_remarks(self) -> list[str]:
         """The remarks not passed on yet."""
-        fresh = [self.remarks[topic] for topic in self.remarks if topic not in self._said]
-        self._said.update(self.remarks)
+        fresh = [self.remarks[topic] for topic in self.remarks if topic not in self.said]
+        self.said.update(self.remarks)
         return fresh
+
+
+def _default(of: Field[Any]) -> Any:
+    return of.default if of.default_factory is MISSING else of.default_factory()
 
 
 S = TypeVar("S", bound=State)
 
 
-class Method(BaseEstimator, Generic[S]):  # type: ignore[misc]
+class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
     """A training method; its fields are its hyperparameters (scikit-learn's ``get_params``).
 
     No loop over batches, no clock, no printing here: :func:`lpom.fit` owns those.

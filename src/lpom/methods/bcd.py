@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem, check_number
-from lpom.methods.blocks import Regression, half_square, preactivation, ridge_states
+from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
@@ -22,14 +22,13 @@ class BCDState(SampleState):
     """Variables of the samples they belong to; other samples start them anew.
 
     ``X[i]`` are states, the inputs first and the outputs last, and ``U[i]`` stands for ``Z[i]``.
-    ``first``, the regression on the inputs, never changes.
     """
 
     variables = ("X", "U")
+    transient = ("batch", "first", *variables)
 
     mu: list[float] = field(default_factory=list)
     U: list[Tensor] = field(default_factory=list)
-    first: Regression | None = None
 
 
 @final
@@ -99,7 +98,7 @@ class BCD(Method[BCDState]):
             Z = layer.map.apply(X[i])
             near = self._between(Z, U[i])
             U[i] = preactivation(layer.activation, X[i + 1], near, U[i], ratio=1 / (1 + self.alpha))
-            self._regression(network, batch, state, i).step(layer.map, U[i] - Z)
+            state.regression(layer.map, i, ridge=self.ridge).step(layer.map, U[i] - Z)
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: BCDState) -> Objective:
@@ -123,11 +122,3 @@ class BCD(Method[BCDState]):
         if not same_data(batch, state.batch):
             state.U, state.X = network.feed_forward(batch.inputs)
             state.first, state.batch = None, batch
-
-    def _regression(self, network: Lifted, batch: Batch, state: BCDState, i: int) -> Regression:
-        if i == 0 and state.first is not None and state.first.ridge == self.ridge:
-            return state.first
-        made = Regression(network[i].map, state.X[i], ridge=self.ridge, weight=batch.weight)
-        if i == 0:
-            state.first = made
-        return made

@@ -28,6 +28,8 @@ class LiftedState(State):
     mu: list[float] = field(default_factory=list)
     X: list[Tensor] | None = None
 
+    transient = ("X",)
+
     def tensors(self) -> dict[str, Tensor]:
         return {}  # the weights are all that the next batch needs
 

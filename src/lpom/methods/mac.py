@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -18,7 +18,7 @@ from lpom.methods.optimizers import (
     make_optimizer,
     set_progress,
 )
-from lpom.methods.samples import same_data
+from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 
@@ -26,28 +26,22 @@ _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where
 
 
 @dataclass
-class MACState(OptimizerState):
-    """The states ``X`` of the last batch (the inputs first), the penalty and the epochs done.
-
-    ``batch`` is the whole data set that the states belong to, if they are kept; ``first``, the
-    regression on its inputs, never changes.
-    """
+class MACState(SampleState, OptimizerState):
+    """The states ``X`` of the last batch (the inputs first), the penalty and the epochs done."""
 
     mu: float = 1.0
     epochs: int = 0
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
-    first: Regression | None = None
 
     def tensors(self) -> dict[str, Tensor] | None:
-        memory = super().tensors()
-        if memory is None or self.batch is not None:  # states of all samples are not written down
-            return None
-        return memory | {"epochs": torch.tensor(self.epochs)}
+        samples = SampleState.tensors(self) or {}
+        memory = OptimizerState.tensors(self) or {}
+        return samples | memory | {"epochs": torch.tensor(self.epochs)}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         self.epochs = int(tensors["epochs"])
-        super().load_tensors({name: t for name, t in tensors.items() if name != "epochs"})
+        SampleState.load_tensors(self, tensors)
+        memory = {name: tensor for name, tensor in tensors.items() if name[0].isdigit()}
+        OptimizerState.load_tensors(self, memory)
 
 
 @final
@@ -140,7 +134,7 @@ class MAC(Method[MACState]):
             self._follow_gradient(network, batch, state)
         else:
             for i, layer in enumerate(network):  # independent of each other
-                regression = self._regression(layer, batch, state, i)
+                regression = state.regression(layer.map, i, ridge=self.ridge)
                 for _ in range(self.iterations):
                     gauss_newton_weights(layer, regression, X[i], X[i + 1], batch.weight)
         return outputs
@@ -164,7 +158,7 @@ class MAC(Method[MACState]):
         if batch.whole and same_data(batch, state.batch):
             return None
         _, state.X = network.feed_forward(batch.inputs)
-        state.batch, state.first = (batch if batch.whole else None), None
+        state.batch, state.first = batch, None
         return state.X[-1]
 
     def _follow_gradient(self, network: Lifted, batch: Batch, state: MACState) -> None:
@@ -177,14 +171,6 @@ class MAC(Method[MACState]):
             pull = residual * slope(layer.activation, Z)
             add_gradient(layer, state.X[i], pull, state.mu, batch.weight, batch.total_weight)
         optimizer.step()
-
-    def _regression(self, layer: Layer, batch: Batch, state: MACState, i: int) -> Regression:
-        if i == 0 and batch.whole and state.first is not None:
-            return state.first
-        made = Regression(layer.map, state.X[i], ridge=self.ridge, weight=batch.weight)
-        if i == 0 and batch.whole:
-            state.first = made
-        return made
 
 
 def gauss_newton_states(layer: Layer, below: Tensor, X: Tensor, above: Tensor) -> Tensor:

@@ -71,17 +71,18 @@ class OptimizerState(State):
 
     def serves(self, problem: Problem) -> bool:
         if self.optimizer is None:
-            return True
+            return False
         moved = {id(parameter) for parameter in _parameters(self.optimizer)}
         return moved == {id(parameter) for parameter in problem.network.parameters}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if self.optimizer is None:
             return
-        parameters = _parameters(self.optimizer)
+        whole = self.optimizer.state_dict()
         for name, value in tensors.items():
             i, key = name.split(".", 1)
-            self.optimizer.state[parameters[int(i)]][key] = value
+            whole["state"].setdefault(int(i), {})[key] = value
+        self.optimizer.load_state_dict(whole)  # casts to the dtype and device of the parameters
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

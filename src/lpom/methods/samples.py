@@ -8,23 +8,40 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lpom.maps import LinearMap
 from lpom.methods.base import Batch, State
+from lpom.methods.blocks import Regression
 
 
 @dataclass
 class SampleState(State):
     """A state whose variables are those of the samples of ``batch``.
 
-    ``X[i]`` are states, the inputs first. ``variables`` names the lists of tensors to write down.
+    ``X[i]`` are states, the inputs first. ``variables`` names the lists of tensors to write down;
+    only those of a whole data set can be of use again. ``first``, the regression on the inputs,
+    never changes.
     """
 
     variables: ClassVar[tuple[str, ...]] = ("X",)
+    transient = ("batch", "first", *variables)
 
     batch: Batch | None = None
     X: list[Tensor] = field(default_factory=list)
+    first: Regression | None = None
+
+    def regression(self, map_: LinearMap, i: int, *, ridge: float, chunk: int = 8192) -> Regression:
+        """Least squares of a layer's weights on ``X[i]``; the one on the inputs is made once."""
+        if i == 0 and self.first is not None and self.first.ridge == ridge:
+            return self.first
+        assert self.batch is not None  # X are its states
+        weight = self.batch.weight
+        made = Regression(map_, self.X[i], ridge=ridge, weight=weight, chunk=chunk)
+        if i == 0:
+            self.first = made
+        return made
 
     def tensors(self) -> dict[str, Tensor] | None:
-        if self.batch is None:
+        if self.batch is None or not self.batch.whole:
             return {}
         kept = {
             f"{name}.{i}": tensor
@@ -35,7 +52,7 @@ class SampleState(State):
         return kept | weight | {"target": self.batch.target}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if not tensors:
+        if "target" not in tensors:
             return
         for name in self.variables:
             count = sum(key.startswith(f"{name}.") for key in tensors)
@@ -49,7 +66,9 @@ def same_data(batch: Batch, kept: Batch | None) -> bool:
     def same(a: Tensor | None, b: Tensor | None) -> bool:
         if a is None or b is None:
             return a is b
-        return a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
+        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+            return False
+        return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
 
     return (
         kept is not None

@@ -10,7 +10,6 @@ import torch
 
 from lpom.methods.base import Batch, Method, Problem, check_number
 from lpom.methods.blocks import (
-    Regression,
     estimated_norm,
     half_square,
     nonnegative_states,
@@ -76,8 +75,7 @@ class Tikhonov(Method[TikhonovState]):
         X[-1] = problem.loss.prox(Z, batch.target, mu[last], network[last].activation.lower)
         for i in range(last, -1, -1):
             layer = network[i]
-            regression = Regression(layer.map, X[i], ridge=self.ridge, weight=batch.weight)
-            regression.step(layer.map, X[i + 1] - Z)
+            state.regression(layer.map, i, ridge=self.ridge).step(layer.map, X[i + 1] - Z)
             if i > 0:
                 Z = network[i - 1].map.apply(X[i - 1])
                 ratio = mu[i] / mu[i - 1]
@@ -106,4 +104,4 @@ class Tikhonov(Method[TikhonovState]):
     def _start(self, network: Lifted, batch: Batch, state: TikhonovState) -> None:
         if not same_data(batch, state.batch):
             _, state.X = network.feed_forward(batch.inputs)
-            state.batch = batch
+            state.first, state.batch = None, batch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ class LPOMState(OptimizerState):
     vectors: list[Tensor] = field(default_factory=list)
     X: list[Tensor] | None = None  # states of the last batch
 
+    transient = ("X",)
+
     def tensors(self) -> dict[str, Tensor] | None:
         kept = super().tensors()
         vectors = {f"vector.{i}": vector for i, vector in enumerate(self.vectors)}
@@ -42,12 +44,8 @@ class LPOMState(OptimizerState):
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         rest = dict(tensors)
-        self.vectors = [rest.pop(f"vector.{i}", v) for i, v in enumerate(self.vectors)]
+        self.vectors = [rest.pop(f"vector.{i}", v).to(v) for i, v in enumerate(self.vectors)]
         super().load_tensors(rest)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but ``X``: copies and pickles take no data with them."""
-        return {**self.__dict__, "X": None}
 
 
 @final
