@@ -130,7 +130,9 @@ def test_modules_that_are_not_monotone_are_refused(module):
 
 
 def test_unknown_modules_are_refused():
-    with pytest.raises(TypeError, match=r"Dropout.*LeakyReLU.*from_function"):
+    with pytest.raises(TypeError, match=r"PReLU.*LeakyReLU.*from_function"):
+        from_module(nn.PReLU())
+    with pytest.raises(TypeError, match="Dropout is not .* leave it out"):
         from_module(nn.Dropout())
     with pytest.raises(ValueError, match="threshold=5"):
         from_module(nn.Softplus(threshold=5))

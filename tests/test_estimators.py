@@ -381,7 +381,7 @@ BAD = {
     "sizes": (None, {"hidden_layer_sizes": (5, 0)}, "at least 1"),
     "batch": (None, {"batch_size": 1000}, "number of samples, 240"),
     "batch word": (None, {"batch_size": "all"}, "unless 'auto'"),
-    "epochs": (None, {"max_iter": 0}, "max_iter must be a whole number"),
+    "epochs": (None, {"max_iter": 0}, "max_iter must be an integer"),
     "mu": (None, {"method": lpom.LPOM(mu=-1.0)}, "mu"),
     "mu length": (None, {"method": lpom.LPOM(mu=[1.0])}, "mu"),
     "held out": (None, {"early_stopping": True, "validation_fraction": 0.0}, "test_size"),

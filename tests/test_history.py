@@ -32,7 +32,7 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
     with monkeypatch.context() as patch:
-        patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        patch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError(28, "disk full")))
         with pytest.raises(OSError, match="disk full"):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old"

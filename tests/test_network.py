@@ -76,7 +76,7 @@ SHARED = nn.Linear(3, 3)
 WRONG = [
     (
         nn.Sequential(nn.ReLU(), nn.Linear(3, 3)),
-        "the model must begin with a Linear layer, got ReLU(). Do what comes before it to the data "
+        "the model must begin with a Linear layer, got ReLU(). Apply earlier steps to the data "
         "instead.",
     ),
     (
@@ -91,8 +91,8 @@ WRONG = [
     ),
     (
         nn.Sequential(nn.Linear(3, 3), nn.Softmax(dim=1)),
-        "Softmax(dim=1) mixes outputs and has no place in the layers; leave it out and train on "
-        "the logits with loss='cross-entropy'.",
+        "Softmax(dim=1) is not elementwise and cannot be used as an activation; leave it out and "
+        "train on the logits with loss='cross-entropy'.",
     ),
     (
         nn.Sequential(),
@@ -109,11 +109,43 @@ def test_what_cannot_be_trained_is_said(model, sentence):
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize("module", [nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Flatten()], ids=repr)
-def test_other_modules_are_named_in_the_error(module):
-    name = type(module).__name__
-    with pytest.raises(TypeError, match=f"no activation is known for the module {name}"):
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        (nn.Dropout(0.5), "Dropout is not an elementwise function .* leave it out"),
+        (nn.BatchNorm1d(3), "BatchNorm1d is not an elementwise function .* leave it out"),
+        (nn.Flatten(), "no activation is known for the module Flatten"),
+    ],
+    ids=repr,
+)
+def test_other_modules_are_named_in_the_error(module, sentence):
+    with pytest.raises(TypeError, match=sentence):
         Lifted.from_module(nn.Sequential(nn.Linear(3, 3), module, nn.Linear(3, 3)))
+    with pytest.raises(TypeError, match=sentence):
+        Lifted.from_module(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), module))
+
+
+def test_a_linear_layer_must_be_what_its_class_says():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Named(nn.Linear):
+        pass
+
+    with pytest.raises(ValueError, match="Doubled has a forward method of its own"):
+        Lifted.from_module(nn.Sequential(Doubled(3, 3)))
+    assert len(Lifted.from_module(nn.Sequential(Named(3, 3)))) == 1
+    lazy = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="LazyLinear layer has no weights yet"):
+        Lifted.from_module(lazy)
+    lazy(torch.randn(5, 3))
+    assert Lifted.from_module(lazy).n_inputs == 3
+
+
+def test_an_activation_is_known_by_what_it_is_not_by_its_name():
+    odd = activations.from_function(torch.tanh, lipschitz=1.0, name="identity")
+    assert len(mlp([4, 3, 2], odd)) == 3
 
 
 def test_functions_that_fall_are_refused():
@@ -165,14 +197,16 @@ def test_mlp_says_what_sizes_are(sizes):
     with pytest.raises(ValueError) as caught:
         mlp(sizes)
     assert str(caught.value) == (
-        "sizes needs the widths of at least inputs and outputs, each a whole number of at least 1, "
+        "sizes needs the widths of at least inputs and outputs, each an integer of at least 1, "
         f"e.g. [784, 300, 10]; got {sizes}."
     )
 
 
 def test_a_weight_made_of_other_parameters_is_refused():
     layer = torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
-    with pytest.raises(ValueError, match="made of other parameters .*remove_parametrizations"):
+    with pytest.raises(
+        ValueError, match="computed from other parameters .*remove_parametrizations"
+    ):
         Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))
     torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
     assert len(Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))) == 2

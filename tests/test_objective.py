@@ -103,9 +103,9 @@ def test_wrong_shapes_are_said(model):
     X, y = data()
     with pytest.raises(ValueError, match="one tensor per layer.*got"):
         lpom.objective(model, X, y, states=[y])
-    with pytest.raises(ValueError, match="a column for every input of the network; got"):
+    with pytest.raises(ValueError, match="to match the first Linear layer; got"):
         lpom.objective(model, X[:, 1:], y)
-    with pytest.raises(ValueError, match="a row for every target"):
+    with pytest.raises(ValueError, match="the same number of rows"):
         lpom.objective(model, X[1:], y)
 
 

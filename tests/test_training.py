@@ -212,7 +212,7 @@ def test_divergence_puts_the_last_good_weights_back(digits):
             kept.append(weights(model))
             return lpom.objective(model, batch.inputs, batch.target)
 
-    with pytest.raises(DivergenceError, match=r"epoch 3.*end of epoch 2 were put back"):
+    with pytest.raises(DivergenceError, match=r"epoch 3.*end of epoch 2 were restored"):
         lpom.fit(model, *train, epochs=9, method=Exploding(), seed=0)
     assert len(kept) == 2
     for a, b in zip(model.parameters(), kept[-1], strict=True):
@@ -278,7 +278,7 @@ SETTINGS = {
     "method": ({"method": "lpmo"}, "did you mean 'lpom'"),
     "order": ({"method": LPOM(order="topdown")}, "top-down"),
     "loss": ({"loss": "squard"}, "squared"),
-    "epochs": ({"epochs": 0}, "epochs must be a whole number"),
+    "epochs": ({"epochs": 0}, "epochs must be an integer"),
     "batch": ({"batch_size": 91}, "between 1 and the number of samples, 90; got 91"),
     "weight": ({"sample_weight": torch.zeros(90)}, "zero for every sample"),
     "weights": ({"sample_weight": torch.ones(3)}, r"shape \(90,\)"),

@@ -1,14 +1,15 @@
 """Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
 
-from lpom import activations, losses, methods
+from lpom import activations, datasets, losses, methods, saving
 from lpom.diagnostics import Diagnosis, diagnose
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
 from lpom.history import Epoch, History
+from lpom.loop import EarlyStopping, Result
 from lpom.methods import LPOM
 from lpom.network import mlp
 from lpom.objective import objective
-from lpom.training import EarlyStopping, Result, evaluate, fit
+from lpom.training import evaluate, fit
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "MLPRegressor",
     "Result",
     "activations",
+    "datasets",
     "diagnose",
     "evaluate",
     "fit",
@@ -32,4 +34,5 @@ __all__ = [
     "methods",
     "mlp",
     "objective",
+    "saving",
 ]

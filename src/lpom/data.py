@@ -1,9 +1,11 @@
-"""Where batches come from: arrays in memory, sparse or dense, or a torch ``DataLoader``."""
+"""Batches, and where they come from: arrays, sparse or dense, or a torch ``DataLoader``."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, final
 
 import numpy as np
@@ -12,19 +14,71 @@ from scipy import sparse
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lpom.methods.base import Batch
+from lpom.checks import check_number
+from lpom.network import Lifted
 from lpom.tasks import Task, as_tensor
 
-ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
+#: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
+ROWS = 4096
+_ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
+
+    ``whole`` says that these are all the rows there are.
+    """
+
+    inputs: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+    whole: bool = False
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def total_weight(self) -> Tensor:
+        if self.weight is None:
+            return self.inputs.new_tensor(float(len(self)))
+        total = self.weight.sum()
+        return torch.where(total > 0, total, 1)  # a batch that counts for nothing has no mean
 
 
 class Source(ABC):
-    """An endless supply of epochs of batches, in the model's dtype and on its device."""
+    """An endless supply of epochs of batches, in the network's dtype and on its device."""
 
     steps: int | None  # batches per epoch, None if that can't be known
 
     @abstractmethod
     def epoch(self) -> Iterator[Batch]: ...
+
+
+def first_targets(X: Any, y: Any) -> tuple[Any, Iterator[Any] | None]:
+    """The targets, or those of a loader's first batch: enough to tell what the task is.
+
+    With them the loader's iterator, at its start again: not every data set can be read twice.
+    """
+    if isinstance(X, DataLoader):
+        if y is not None:
+            raise TypeError("a DataLoader brings its own targets; leave y out.")
+        begun = iter(X)
+        for item in begun:
+            return item[1], chain([item], begun)
+        raise ValueError("the DataLoader gave no batch; at least one is needed.")
+    if y is None:
+        raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
+    return y, None
+
+
+def to_measure(
+    X: Any, y: Any, task: Task, network: Lifted, weight: Any = None, begun: Any = None
+) -> Source:
+    """Rows that nothing is trained on, in batches as large as is good for a forward pass."""
+    if isinstance(X, DataLoader):
+        return Loader(X, task, network, begun)
+    return Arrays(X, y, task, network, batch_size=min(ROWS, n_rows(X)) or None, weight=weight)
 
 
 @final
@@ -36,30 +90,35 @@ class Arrays(Source):
         X: Any,
         y: Any,
         task: Task,
-        like: Tensor,
+        network: Lifted,
         *,
-        n_features: int,
         batch_size: int | None = None,
         weight: Any = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        self.X = check_inputs(X, n_features)
-        n = self.X.shape[0]
+        self.like = network.parameters[0].detach()
+        self.X = check_inputs(X, network.n_inputs, network.flattens)
+        self.n = n = self.X.shape[0]
         check_targets_finite(y)
-        self.target = task.target(y).to(like)
+        self.target = task.target(y).to(self.like)
         if len(self.target) != n:
-            raise ValueError(f"X and y need as many rows: X has {n}, y has {len(self.target)}.")
-        self.weight = None if weight is None else check_weights(weight, n).to(like)
-        if self.weight is not None and not bool((self.weight > 0).any()):
-            raise ValueError(ALL_ZERO)
-        if isinstance(self.X, Tensor):
-            self.X = self.X.to(like)
-        self.like, self.generator, self.n = like, generator, n
-        if batch_size is not None and not 1 <= batch_size <= n:
             raise ValueError(
-                f"batch_size must lie between 1 and the number of samples, {n}; got {batch_size}."
+                f"X and y must have the same number of rows: X has {n}, y has {len(self.target)}."
             )
-        self.batch_size = batch_size or n
+        self.weight = None if weight is None else check_weights(weight, n).to(self.like)
+        if self.weight is not None and not bool((self.weight > 0).any()):
+            raise ValueError(_ALL_ZERO)
+        if isinstance(self.X, Tensor):
+            self.X = self.X.to(self.like)
+        if batch_size is not None:
+            check_number("batch_size", batch_size, whole=True)
+            if batch_size > n:
+                raise ValueError(
+                    "batch_size must lie between 1 and the number of samples, "
+                    f"{n}; got {batch_size}."
+                )
+        self.generator = generator
+        self.batch_size = int(batch_size or n)
         self.steps = -(-n // self.batch_size)
 
     def epoch(self) -> Iterator[Batch]:
@@ -89,11 +148,11 @@ class Loader(Source):
         self,
         loader: DataLoader[Any],
         task: Task,
-        like: Tensor,
-        n_features: int,
+        network: Lifted,
         begun: Iterator[Any] | None = None,
     ) -> None:
-        self.loader, self.task, self.like, self.n_features = loader, task, like, n_features
+        self.loader, self.task, self.network = loader, task, network
+        self.like = network.parameters[0].detach()
         self.begun = begun  # an iterator that the first epoch is to take
         try:
             self.steps = len(loader)
@@ -109,7 +168,7 @@ class Loader(Source):
                     f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}."
                 )
             X, y, *weight = item
-            X = check_inputs(X, self.n_features)
+            X = check_inputs(X, self.network.n_inputs, self.network.flattens)
             check_targets_finite(y)
             batch = Batch(
                 X.to(self.like),
@@ -121,7 +180,7 @@ class Loader(Source):
             counted = len(batch) if batch.weight is None else float(batch.weight.sum())
             total = counted + (total or 0.0)
         if total == 0:
-            raise ValueError(ALL_ZERO)
+            raise ValueError(_ALL_ZERO)
 
 
 def dense_rows(X: Any, rows: Any, like: Tensor) -> Tensor:
@@ -132,8 +191,11 @@ def dense_rows(X: Any, rows: Any, like: Tensor) -> Tensor:
     return torch.from_numpy(picked.toarray()).to(like)
 
 
-def check_inputs(X: Any, n_features: int) -> Any:
-    """A tensor (m, n_features) or a CSR matrix, finite, with at least one row."""
+def check_inputs(X: Any, n_features: int, flatten: bool = False) -> Any:
+    """A tensor (m, n_features) or a CSR matrix, finite, with at least one row.
+
+    ``flatten``: samples may have several dimensions, which become one.
+    """
     if sparse.issparse(X):
         X = X.tocsr()
         values: Tensor = torch.as_tensor(X.data)
@@ -143,10 +205,11 @@ def check_inputs(X: Any, n_features: int) -> Any:
             if array.dtype.kind not in "biuf":
                 raise TypeError(f"X must hold numbers, got {array.dtype}.")
             X = as_tensor(array)
-        values = X
+        X = X.detach()
+        values = X = X.flatten(1) if flatten and X.ndim > 2 else X
     if X.ndim != 2 or X.shape[1] != n_features:
         raise ValueError(
-            f"X needs shape (n_samples, {n_features}), as the first Linear layer says; "
+            f"X needs shape (n_samples, {n_features}) to match the first Linear layer; "
             f"got {tuple(X.shape)}."
         )
     if X.shape[0] == 0:
@@ -185,3 +248,7 @@ def check_weights(weight: Any, n: int) -> Tensor:
 def _first_bad_row(values: Tensor) -> int:
     bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
     return int(bad.nonzero()[0, 0])
+
+
+def n_rows(X: Any) -> int:
+    return int(X.shape[0]) if hasattr(X, "shape") else len(X)

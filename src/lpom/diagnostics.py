@@ -108,10 +108,9 @@ def diagnose(
     """
     method = method or LPOM()
     network = Lifted.from_module(model)
-    like = network.parameters[0].detach()
     task = Task.infer(y, network.n_outputs, loss)
-    rows = Arrays(X, y, task, like, n_features=network.n_inputs, weight=sample_weight)
-    batch = next(iter(rows.epoch()))
+    rows = Arrays(X, y, task, network, weight=sample_weight)
+    (batch,) = rows.epoch()
     mu = per_layer(method.mu, len(network), method.mu_output)
     states = method.settle(Problem(network, task.loss), batch)
     _, forward = network.feed_forward(batch.inputs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -25,19 +27,17 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         path.write_bytes(content)
         return
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave the new name with no content
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp's own mode is private to the user
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None  # and not the temporary one
         raise
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -24,6 +24,16 @@ class LinearMap(ABC):
     ``as_rows(apply(X)) = design(X) @ matrix().T``.
     """
 
+    @property
+    @abstractmethod
+    def n_inputs(self) -> int:
+        """Numbers in one input."""
+
+    @property
+    @abstractmethod
+    def n_outputs(self) -> int:
+        """Numbers in one output."""
+
     @abstractmethod
     def parameters(self) -> list[nn.Parameter]:
         """Trainable parameters, in the order of :meth:`weight_gradient`."""
@@ -129,6 +139,14 @@ class Dense(LinearMap):
 
     def __init__(self, module: nn.Linear) -> None:
         self.module = module
+
+    @property
+    def n_inputs(self) -> int:
+        return self.module.in_features
+
+    @property
+    def n_outputs(self) -> int:
+        return self.module.out_features
 
     @property
     def weight(self) -> Tensor:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from lpom import activations
-from lpom.activations import Activation
+from lpom.activations import Activation, Identity
 from lpom.maps import Dense, LinearMap
 
 
@@ -27,13 +28,16 @@ class Lifted:
     Rows are samples, ``X[0]`` is the data, ``Z[i] = map_i(X[i])`` and ``X[i + 1] = phi_i(Z[i])``.
     """
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
+    def __init__(self, layers: Sequence[Layer], *, flattens: bool = False) -> None:
         self.layers = tuple(layers)
+        self.flattens = flattens  # samples may come in any shape
 
     @classmethod
     def from_module(cls, model: nn.Module) -> Lifted:
         """See ``Linear`` layers, each followed by at most one activation (none: identity)."""
-        return cls(_layers(model))
+        modules = list(_flat(model))
+        flattens = bool(modules) and isinstance(modules[0], nn.Flatten)
+        return cls(_layers(model, modules[flattens:]), flattens=flattens)
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -50,11 +54,11 @@ class Lifted:
 
     @property
     def n_inputs(self) -> int:
-        return len(self[0].map.start_vector())
+        return self[0].map.n_inputs
 
     @property
     def n_outputs(self) -> int:
-        return len(self[-1].map.matrix())
+        return self[-1].map.n_outputs
 
     @property
     def jumps(self) -> bool:
@@ -63,7 +67,8 @@ class Lifted:
 
     def smoothed(self, width: float) -> Lifted:
         """The same maps; every jump of an activation replaced by a ramp of this width."""
-        return Lifted([Layer(layer.map, layer.activation.smoothed(width)) for layer in self])
+        layers = [Layer(layer.map, layer.activation.smoothed(width)) for layer in self]
+        return Lifted(layers, flattens=self.flattens)
 
     def feed_forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Pre-activations ``Z`` (one per layer) and states ``X`` (one more: the inputs)."""
@@ -105,7 +110,7 @@ def mlp(
     """
     if len(sizes) < 2 or any(int(size) != size or size < 1 for size in sizes):
         raise ValueError(
-            "sizes needs the widths of at least inputs and outputs, each a whole number of at "
+            "sizes needs the widths of at least inputs and outputs, each an integer of at "
             f"least 1, e.g. [784, 300, 10]; got {list(sizes)}."
         )
     generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -121,59 +126,71 @@ def mlp(
         nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
         if bias:
             nn.init.zeros_(linear.bias)
-        modules += [linear] if act.name == "identity" else [linear, act.to_module()]
+        modules += [linear] if act == Identity() else [linear, act.to_module()]
     return nn.Sequential(*modules)
 
 
-def _layers(model: nn.Module) -> list[Layer]:
+def _layers(model: nn.Module, modules: Sequence[nn.Module]) -> list[Layer]:
     maps: list[LinearMap] = []
     acts: list[Activation | None] = []
     seen: set[nn.Module] = set()
-    for module in _flat(model):
+    for module in modules:
         if isinstance(module, nn.Linear):
             if module in seen:
                 raise ValueError(
                     "the same Linear layer appears twice in the model; LPOM updates each layer "
                     "on its own, so shared weights are not supported. Use two layers."
                 )
-            if not isinstance(module._parameters.get("weight"), nn.Parameter):
-                raise ValueError(
-                    f"the weight of Linear({module.in_features}, {module.out_features}) is made of "
-                    "other parameters (by weight_norm, pruning or the like) and can't be moved "
-                    "itself. Take these off, e.g. with "
-                    "torch.nn.utils.parametrize.remove_parametrizations."
-                )
+            _check_linear(module)
             seen.add(module)
             maps.append(Dense(module))
             acts.append(None)
-        elif isinstance(module, nn.Flatten) and not maps:
-            continue  # data come in as rows
         elif not maps:
             raise ValueError(
                 f"the model must begin with a Linear layer, got {module}. "
-                "Do what comes before it to the data instead."
+                "Apply earlier steps to the data instead."
             )
         elif isinstance(module, nn.Softmax | nn.LogSoftmax):
             raise ValueError(
-                f"{module} mixes outputs and has no place in the layers; leave it out and train "
-                "on the logits with loss='cross-entropy'."
-            )
-        elif acts[-1] is not None:
-            raise ValueError(
-                f"two activations in a row: {acts[-1].name} and then {module}. "
-                "Put a Linear layer between them or drop one."
+                f"{module} is not elementwise and cannot be used as an activation; leave it out "
+                "and train on the logits with loss='cross-entropy'."
             )
         else:
-            acts[-1] = activations.from_module(module)
+            activation = activations.from_module(module)
+            if acts[-1] is not None:
+                raise ValueError(
+                    f"two activations in a row: {acts[-1].name} and then {module}. "
+                    "Put a Linear layer between them or drop one."
+                )
+            acts[-1] = activation
     if not maps:
         raise ValueError(
             "the model has no Linear layer to train; expected a torch.nn.Sequential of Linear "
             f"layers each followed by an activation, got {type(model).__name__}."
         )
     return [
-        Layer(map_, activations.get("identity") if act is None else act)
+        Layer(map_, Identity() if act is None else act)
         for map_, act in zip(maps, acts, strict=True)
     ]
+
+
+def _check_linear(module: nn.Linear) -> None:
+    """Raise if a layer is not what its class says: ``X @ weight.T + bias``."""
+    if isinstance(module.weight, UninitializedParameter):
+        raise ValueError(
+            "a LazyLinear layer has no weights yet; call the model once on a batch of data first."
+        )
+    if type(module).forward is not nn.Linear.forward:
+        raise ValueError(
+            f"{type(module).__name__} has a forward method of its own, which LPOM cannot see "
+            "through; use a plain torch.nn.Linear."
+        )
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        raise ValueError(
+            f"the weight of Linear({module.in_features}, {module.out_features}) is computed from "
+            "other parameters (by weight_norm, pruning or the like) and cannot be set directly. "
+            "Undo that first, e.g. with torch.nn.utils.parametrize.remove_parametrizations."
+        )
 
 
 def _flat(model: nn.Module) -> Iterator[nn.Module]:

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lpom.data import Arrays
 from lpom.losses import Loss
 from lpom.network import Lifted
 from lpom.tasks import Task
@@ -47,6 +49,8 @@ def per_layer(
     >>> per_layer(20.0, 3, output=5.0)
     [20.0, 20.0, 5.0]
     """
+    if isinstance(mu, str):
+        raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
     if isinstance(mu, float | Real):
         values = [float(mu)] * n_layers
     else:
@@ -89,8 +93,8 @@ def total(values: Tensor, weight: Tensor | None = None) -> float:
 
 def objective(
     model: nn.Module,
-    X: Tensor,
-    y: Tensor,
+    X: Any,
+    y: Any,
     *,
     states: Sequence[Tensor] | None = None,
     loss: str | Loss = "auto",
@@ -102,16 +106,9 @@ def objective(
     feed-forward ones are taken, and F is the loss.
     """
     network = Lifted.from_module(model)
-    parameter = network.parameters[0]
-    inputs = torch.as_tensor(X).to(parameter)
     task = Task.infer(y, network.n_outputs, loss)
-    target = task.target(y).to(parameter)
-    if inputs.ndim != 2 or inputs.shape != (len(target), network.n_inputs):
-        raise ValueError(
-            f"X needs shape ({len(target)}, {network.n_inputs}): a row for every target and a "
-            f"column for every input of the network; got {tuple(inputs.shape)}."
-        )
-    _, X_all = network.feed_forward(inputs)
+    (batch,) = Arrays(X, y, task, network).epoch()
+    _, X_all = network.feed_forward(batch.inputs)
     if states is not None:
         expected = [tuple(x.shape) for x in X_all[1:]]
         given = [tuple(x.shape) for x in states]
@@ -120,8 +117,8 @@ def objective(
                 "states needs one tensor per layer, the output's last, of shapes "
                 f"{expected}; got {given}."
             )
-        X_all = [inputs, *(x.to(parameter) for x in states)]
-    return evaluate(network, task.loss, X_all, target, per_layer(mu, len(network)))
+        X_all = [batch.inputs, *(x.to(batch.inputs) for x in states)]
+    return evaluate(network, task.loss, X_all, batch.target, per_layer(mu, len(network)))
 
 
 @torch.no_grad()

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from lpom import losses, saving
+from lpom.data import ROWS
 from lpom.exceptions import ModelFileError
 from lpom.losses import Loss
 from lpom.network import Lifted
 from lpom.tables import Features, Target, target_from_json
 from lpom.tables.columns import Array
-
-ROWS_AT_ONCE = 4096
 
 
 @final
@@ -47,7 +46,7 @@ class Predictor:
     @torch.no_grad()
     def answers(self, inputs: Array, *, probabilities: bool = False) -> pd.DataFrame:
         """The same, for inputs that are encoded already."""
-        parts = torch.split(torch.from_numpy(inputs), ROWS_AT_ONCE)
+        parts = torch.split(torch.from_numpy(inputs), ROWS)
         outputs = torch.cat([self.model(rows) for rows in parts])
         return self.target.answers(outputs, self.loss, probabilities)
 

@@ -21,11 +21,12 @@ from lpom import losses, methods, plots
 from lpom.exceptions import ModelFileError
 from lpom.files import check_writable, write_atomically
 from lpom.history import History
+from lpom.loop import Callback, EarlyStopping, Result
 from lpom.methods import Method
 from lpom.network import mlp
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
-from lpom.training import Callback, EarlyStopping, Result, evaluate, fit
+from lpom.training import evaluate, fit
 
 MODEL, CONFIG, HISTORY, CURVES = FILES = (
     "model.safetensors",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import lpom
 from lpom import activations
-from lpom.activations import Activation
+from lpom.activations import Activation, Identity
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.network import Lifted
@@ -196,7 +196,7 @@ def _build(path: Path, architecture: list[Any], tensors: dict[str, Tensor]) -> n
                 )
             unused.discard(name)
             setattr(linear, part, nn.Parameter(stored))
-        modules += [linear] if activation.name == "identity" else [linear, activation.to_module()]
+        modules += [linear] if activation == Identity() else [linear, activation.to_module()]
     if not modules or unused:
         raise ModelFileError(
             f"{path} does not hold the weights of its architecture: that has {len(architecture)} "

@@ -72,7 +72,7 @@ class Task:
             self.loss.check_target(matrix)
             return matrix
         if not bool(((matrix == 0) | (matrix == 1)).all()):
-            raise ValueError("a matrix of whole numbers is taken as labels, which must be 0 or 1.")
+            raise ValueError("a matrix of integers is taken as labels, which must be 0 or 1.")
         return self.loss.encode_indicator(matrix)
 
     def decide(self, outputs: Tensor) -> Tensor:

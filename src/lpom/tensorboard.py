@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import final
 
-from lpom.datasets.base import require
+from lpom.checks import require
 from lpom.history import Epoch
 
 _PAIRS = ("loss", "score")  # measured on training and, as validation_*, on validation data

@@ -7,7 +7,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from lpom import datasets
-from lpom.datasets.base import Dataset, pixel_names, require
+from lpom.checks import require
+from lpom.datasets.base import Dataset, pixel_names
 
 BUNDLED = {
     # name: (train, test, features, classes)

@@ -178,8 +178,8 @@ def test_a_file_is_known_by_its_content(tmp_path):
         ({"seeds": ()}, "seeds must be one or more"),
         ({"settings": {"adam": {"lr": 1}}}, "method 'adam' has no setting 'lr'"),
         ({"epochs_of": {"bcd": 5}}, "'bcd' is set but not compared"),
-        ({"epochs": 0}, "epochs must be a whole number above 0"),
-        ({"hidden": (8, 0)}, "a hidden layer's width must be a whole number above 0"),
+        ({"epochs": 0}, "epochs must be an integer above 0"),
+        ({"hidden": (8, 0)}, "a hidden layer's width must be an integer above 0"),
         ({"activation": "gelu"}, "gelu"),
         ({"loss": "square"}, "did you mean 'squared'"),
     ],
@@ -254,7 +254,7 @@ class TestCommand:
         [
             (["--set", "adam=1"], "--set takes METHOD.SETTING=VALUE"),
             (["--set-epochs", "adam=many"], "--set-epochs takes METHOD=EPOCHS"),
-            (["--seeds", "a"], "--seeds takes whole numbers"),
+            (["--seeds", "a"], "--seeds takes integers"),
         ],
     )
     def test_mistakes_are_one_line(self, option, message):

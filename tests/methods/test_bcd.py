@@ -186,7 +186,7 @@ def test_float32_stays_float32(data):
     [
         ({"mu": [1.0, 2.0]}, "mu needs one value per weight layer: this network has 1, got 2"),
         ({"alpha": -1.0}, "alpha must be a number of at least 0"),
-        ({"sweeps": 0}, "sweeps must be a whole number above 0"),
+        ({"sweeps": 0}, "sweeps must be an integer above 0"),
         ({"ridge": -1.0}, "ridge must be a number of at least 0"),
     ],
 )

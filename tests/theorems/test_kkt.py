@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from lpom import activations, losses
 from lpom.activations import Activation
-from lpom.methods.base import Batch, Problem
+from lpom.data import Batch
+from lpom.methods.base import Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import BatchStates, sweep
 from lpom.methods.lpom.weights import exact_step

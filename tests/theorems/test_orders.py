@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lpom import losses
-from lpom.methods.base import Batch, Problem
+from lpom.data import Batch
+from lpom.methods.base import Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import ORDERS, BatchStates, sweep
 

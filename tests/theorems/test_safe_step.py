@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from lpom import activations, losses
 from lpom.activations import Identity
+from lpom.data import Batch
 from lpom.maps import Dense
-from lpom.methods.base import Batch, Problem
+from lpom.methods.base import Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import BatchStates, sweep
 from lpom.network import Lifted, mlp

@@ -132,6 +132,11 @@ def from_module(module: nn.Module) -> Activation:
         return _FROM_MODULE[kind](module)
     if kind in _NOT_MONOTONE:
         raise ValueError(_not_monotone(f"nn.{kind.__name__}"))
+    if any(word in kind.__name__ for word in ("Dropout", "Norm")):
+        raise TypeError(
+            f"{kind.__name__} is not an elementwise function that never decreases, so LPOM cannot "
+            "train through it; leave it out."
+        )
     raise TypeError(
         f"no activation is known for the module {kind.__name__}; supported are "
         f"{', '.join(made.__name__ for made in _FROM_MODULE)}. For another non-decreasing "

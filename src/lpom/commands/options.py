@@ -38,7 +38,7 @@ def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        whole = "whole numbers" if kind is int else "numbers"
+        whole = "integers" if kind is int else "numbers"
         raise ValueError(f"{option} takes {whole} with commas between, got {text!r}.") from None
 
 

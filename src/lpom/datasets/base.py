@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from os import PathLike
 from typing import Any, TypeAlias
 
@@ -70,12 +69,3 @@ def pixel_names(shape: Sequence[int]) -> tuple[str, ...]:
         for column in range(columns)
         for colour in colours
     )
-
-
-def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:
-    """Import an optional module, or say what it is for and how to install it."""
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise ImportError(f"{purpose} needs {package}: pip install {install}") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import sklearn.datasets
+from sklearn.model_selection import train_test_split
 
-from lpom.datasets.base import Dataset, require
+from lpom.datasets.base import Dataset
 
 TEST_FRACTION = 0.2
 SPLIT_SEED = 0
@@ -12,13 +14,11 @@ SPLIT_SEED = 0
 
 def load_bundled(name: str) -> Dataset:
     """One of digits, iris, wine, breast-cancer, diabetes, split 80/20 in a fixed way."""
-    tables = require("sklearn.datasets", "A bundled data set", "scikit-learn")
-    split = require("sklearn.model_selection", "A bundled data set", "scikit-learn")
-    table = getattr(tables, f"load_{name.replace('-', '_')}")()
+    table = getattr(sklearn.datasets, f"load_{name.replace('-', '_')}")()
 
     classes = tuple(str(label) for label in getattr(table, "target_names", ()))
     y = table.target.astype(np.int64 if classes else np.float32)
-    x_train, x_test, y_train, y_test = split.train_test_split(
+    x_train, x_test, y_train, y_test = train_test_split(
         table.data.astype(np.float32),
         y,
         test_size=TEST_FRACTION,

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lpom.datasets.base import DataDir, require
+from lpom.checks import require
+from lpom.datasets.base import DataDir
 from lpom.exceptions import DataError
 
 TIMEOUT = 30  # seconds without an answer

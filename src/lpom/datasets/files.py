@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import numpy as np
+import pandas as pd
 
-from lpom.datasets.base import require
+from lpom.checks import require
 from lpom.exceptions import DataError
-
-if TYPE_CHECKING:
-    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
 SEPARATORS = (",", ";", "\t")
 SHOWN = 5  # columns or rows an error names
@@ -105,7 +103,6 @@ def _ending(path: Path) -> str:
 
 
 def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
-    pd = require("pandas", "Reading tables", "pandas")
     expected = "a table with as many values in each line as its first line has names"
     try:
         names, separator = _header(path)
@@ -158,7 +155,6 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_npz(path: Path) -> pd.DataFrame:
-    pd = require("pandas", "Reading tables", "pandas")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from scipy.io import loadmat
 
-from lpom.datasets.base import Array, DataDir, Dataset, require
+from lpom.datasets.base import Array, DataDir, Dataset
 from lpom.datasets.download import Source, fetch, find
 from lpom.datasets.preprocessing import hog_features, select_digits
 from lpom.exceptions import DataError
@@ -109,9 +110,7 @@ def _paths(part: str, data_dir: DataDir, source: Source) -> tuple[Path, ...]:
 
 def _read_mat(path: Path) -> tuple[Array, Array]:
     try:
-        content = require("scipy.io", "Reading .mat files", "scipy").loadmat(
-            path, variable_names=["X", "y"]
-        )
+        content = loadmat(path, variable_names=["X", "y"])
         images = np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2))
         labels = content["y"].reshape(-1)
     except Exception as error:  # a damaged file raises nearly anything

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -20,13 +20,14 @@ from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from lpom import activations, methods
 from lpom.activations import Activation
+from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
 from lpom.history import Epoch, History
+from lpom.loop import EarlyStopping
 from lpom.losses import Loss
 from lpom.methods import Method, State
-from lpom.methods.base import check_number
 from lpom.network import mlp
-from lpom.training import EarlyStopping, fit
+from lpom.training import fit
 
 E = TypeVar("E", bound="BaseMLP")
 
@@ -41,7 +42,7 @@ class Targets(NamedTuple):
 
 
 @dataclass(repr=False, eq=False)
-class BaseMLP(FittedMLP):
+class BaseMLP(FittedMLP, ABC):
     """A fully connected network behind scikit-learn's interface.
 
     Fitting happens on a copy that takes the estimator's place when all went well, so a failed
@@ -156,7 +157,7 @@ class BaseMLP(FittedMLP):
             method=method,
             loss=self.loss,
             epochs=1 if partial else int(self.max_iter),
-            batch_size=self._rows_per_step(X, partial),
+            batch_size=self._rows_per_step(train[0].shape[0]),
             seed=self._seed(),
             device=self.device,
             callbacks=[self._say] if self.verbose else [],
@@ -173,7 +174,7 @@ class BaseMLP(FittedMLP):
         check_number("n_iter_no_change", self.n_iter_no_change, whole=True)
         check_number("tol", self.tol, strict=False)
         if self.batch_size != "auto":
-            check_number("batch_size, unless 'auto',", self.batch_size, whole=True)  # type: ignore[arg-type]
+            check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
         if self.learning_rate_init is None:
             return method
@@ -190,10 +191,10 @@ class BaseMLP(FittedMLP):
             activations.get(self.output_activation),
         )
 
-    def _rows_per_step(self, X: Any, partial: bool) -> int | None:
+    def _rows_per_step(self, n: int) -> int | None:
         if isinstance(self.batch_size, str):
             return None  # fit has its own default
-        return min(int(self.batch_size), X.shape[0]) if partial else int(self.batch_size)
+        return min(int(self.batch_size), n)
 
     def _seed(self) -> int:
         return int(self._random.randint(2**31 - 1))

@@ -14,12 +14,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.data import check_inputs, dense_rows
+from lpom.data import ROWS, check_inputs, dense_rows
 from lpom.history import History
+from lpom.loop import Result
 from lpom.methods import Method
-from lpom.training import Result
 
-_ROWS = 4096  # of one forward pass; sparse rows become dense this many at a time
 _LINKS = {"cross-entropy": "softmax", "binary-cross-entropy": "logistic"}
 
 
@@ -123,7 +122,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         like = next(self._model.parameters())
         parts = [
             self._model(dense_rows(inputs, rows, like)).cpu()
-            for rows in gen_batches(X.shape[0], _ROWS)
+            for rows in gen_batches(X.shape[0], ROWS)
         ]
         return torch.cat(parts)
 

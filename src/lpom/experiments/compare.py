@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from lpom import activations, datasets, losses
+from lpom.checks import check_number
 from lpom.datasets import Dataset
 from lpom.experiments import plots, table
 from lpom.experiments.trials import Store, Trial, run
 from lpom.files import write_atomically
 from lpom.history import Epoch
-from lpom.methods.base import check_number
 from lpom.preparation import Prepared
 from lpom.runs import configure
 from lpom.tables import Classes

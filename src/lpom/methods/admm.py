@@ -9,7 +9,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.activations import Identity
+from lpom.checks import check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
@@ -92,7 +95,7 @@ class ADMM(Method[ADMMState]):
         check_number("ridge", self.ridge, strict=False)
         check_number("chunk", self.chunk, whole=True)
         output = network[-1].activation
-        if output.name != "identity":
+        if output != Identity():
             raise ValueError(
                 f"admm has no activation on the output (eq. 6), this network has {output.name}: "
                 "drop it, or take method='bcd' or 'lpom'."

@@ -8,7 +8,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.checks import check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.blocks import Regression, estimated_norm, half_square, slope
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted

@@ -8,7 +8,8 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.optimizers import OptimizerState, make_optimizer, set_progress
 from lpom.objective import Objective, total
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, Field, dataclass, field, fields
-from numbers import Real
 from typing import Any, ClassVar, Generic, TypeVar
 
-import torch
 from sklearn.base import BaseEstimator
-from torch import Tensor
+from torch import Tensor, nn
 
-from lpom.exceptions import unknown_name
+from lpom.data import Batch
 from lpom.losses import Loss
 from lpom.network import Lifted
 from lpom.objective import Objective
@@ -25,39 +23,18 @@ class Problem:
     loss: Loss
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
-
-    ``whole`` says that these are all the rows there are.
-    """
-
-    inputs: Tensor
-    target: Tensor
-    weight: Tensor | None = None
-    whole: bool = False
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    @property
-    def total_weight(self) -> Tensor:
-        if self.weight is None:
-            return self.inputs.new_tensor(float(len(self)))
-        total = self.weight.sum()
-        return torch.where(total > 0, total, 1)  # a batch that counts for nothing has no mean
-
-
 @dataclass
 class State:
     """All that a method carries from step to step beside the weights, which the module keeps.
 
-    ``progress`` is the share of the planned steps already done, kept by the training loop:
-    schedules follow it. ``remarks`` are sentences the loop passes on as warnings, once each.
+    The training loop keeps ``progress``, the share of the planned steps already done, which
+    schedules follow, and ``parameters``, the weights that this state belongs to. ``remarks`` are
+    sentences it passes on as warnings, once each.
     """
 
     progress: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
+    parameters: list[nn.Parameter] = field(default_factory=list, repr=False)
     said: set[str] = field(default_factory=set, repr=False)  # topics passed on already
 
     #: What belongs to the data and not to the run: copies and pickles go without it.
@@ -80,8 +57,8 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} can't be resumed from tensors.")
 
     def serves(self, problem: Problem) -> bool:
-        """Whether this state is bound to this very network, and to be used as it is."""
-        return False
+        """Whether this state belongs to this very network."""
+        return list(map(id, self.parameters)) == list(map(id, problem.network.parameters))
 
     def new_remarks(self) -> list[str]:
         """The remarks not passed on yet."""
@@ -130,22 +107,3 @@ class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
     def end_epoch(self, problem: Problem, state: S) -> None:
         """Called after each epoch: the place for what follows epochs, and for remarks."""
         return None
-
-
-def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise if ``value`` is not one of the words that a hyperparameter may be."""
-    if value not in choices:
-        raise ValueError(unknown_name(what, str(value), choices))
-
-
-def check_number(
-    what: str, value: float, *, low: float = 0.0, strict: bool = True, whole: bool = False
-) -> None:
-    """Raise unless ``value`` is a finite number above (or at) ``low``, whole if it has to be."""
-    fits = isinstance(value, Real) and value < float("inf")
-    fits = fits and (value > low if strict else value >= low) and (not whole or value == int(value))
-    if not fits:
-        kind = "a whole number" if whole else "a number"
-        raise ValueError(
-            f"{what} must be {kind} {'above' if strict else 'of at least'} {low:g}, got {value!r}."
-        )

@@ -10,7 +10,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.checks import check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted

@@ -224,8 +224,8 @@ def nonnegative_states(
 def require_relu(network: Lifted, name: str) -> None:
     """Raise unless hidden layers have a ReLU and the output a ReLU or nothing."""
     for i, layer in enumerate(network):
-        allowed = ("relu", "identity") if i == len(network) - 1 else ("relu",)
-        if layer.activation.name not in allowed:
+        allowed = (ReLU(), Identity()) if i == len(network) - 1 else (ReLU(),)
+        if layer.activation not in allowed:
             raise ValueError(
                 f"{name} writes a ReLU as the constraint X >= 0, so hidden layers need 'relu' and "
                 f"the output 'relu' or 'identity'; layer {i} has {layer.activation.name!r}. "

@@ -9,7 +9,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
+from lpom.checks import check_choice, check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.blocks import Regression, half_square, ridge_states, slope
 from lpom.methods.optimizers import (
     Factory,

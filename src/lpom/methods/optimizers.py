@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lpom.methods.base import Problem, State, check_choice, check_number
+from lpom.checks import check_choice, check_number
+from lpom.methods.base import State
 from lpom.network import Layer
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -68,12 +69,6 @@ class OptimizerState(State):
             for key, value in self.optimizer.state[parameter].items()
             if value is not None
         }
-
-    def serves(self, problem: Problem) -> bool:
-        if self.optimizer is None:
-            return False
-        moved = {id(parameter) for parameter in _parameters(self.optimizer)}
-        return moved == {id(parameter) for parameter in problem.network.parameters}
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
         if self.optimizer is None:

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lpom.data import Batch
 from lpom.maps import LinearMap
-from lpom.methods.base import Batch, State
+from lpom.methods.base import State
 from lpom.methods.blocks import Regression
 
 

@@ -8,7 +8,9 @@ from typing import ClassVar, final
 
 import torch
 
-from lpom.methods.base import Batch, Method, Problem, check_number
+from lpom.checks import check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.blocks import (
     estimated_norm,
     half_square,

@@ -52,7 +52,7 @@ def matrix(frame: pd.DataFrame) -> Array:
 
 
 def texts(column: pd.Series) -> pd.Series:
-    """Values as texts; a whole number reads the same as an integer and as a float."""
+    """Values as texts; an integer reads the same as an integer and as a float."""
     if types.is_float_dtype(column.dtype):
         return column.map(lambda value: str(int(value)) if value % 1 == 0 else str(value))
     return column.astype(str)

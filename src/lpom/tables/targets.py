@@ -12,9 +12,9 @@ import torch
 from pandas.api import types
 from torch import Tensor
 
+from lpom.checks import check_choice
 from lpom.exceptions import DataError
 from lpom.losses import Loss
-from lpom.methods.base import check_choice
 from lpom.tables.columns import FEW, Array, codes, distinct, kind, matrix
 from lpom.tasks import Task
 
@@ -139,7 +139,7 @@ class Quantity(Target):
 
 
 def fit_target(values: pd.Series, task: str = "auto", rows: Any = slice(None)) -> Target:
-    """What a column is: texts, flags and few whole numbers are classes, the rest quantities.
+    """What a column is: texts, flags and few integers are classes, the rest quantities.
 
     ``rows`` are those to train on: mean and standard deviation of a quantity are theirs.
     """

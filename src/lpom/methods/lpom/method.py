@@ -10,7 +10,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.methods.base import Batch, Method, Problem, check_choice, check_number
+from lpom.checks import check_choice, check_number
+from lpom.data import Batch
+from lpom.methods.base import Method, Problem
 from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, sweep
 from lpom.methods.lpom.weights import exact_step
 from lpom.methods.optimizers import (

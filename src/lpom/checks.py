@@ -1,0 +1,37 @@
+"""Checks of settings, and of libraries that are not always installed."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from numbers import Real
+from typing import Any
+
+from lpom.exceptions import unknown_name
+
+
+def check_choice(what: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise if ``value`` is not one of the words that a setting may be."""
+    if value not in choices:
+        raise ValueError(unknown_name(what, str(value), choices))
+
+
+def check_number(
+    what: str, value: Any, *, low: float = 0.0, strict: bool = True, whole: bool = False
+) -> None:
+    """Raise unless ``value`` is a finite number above (or at) ``low``, an integer if it must be."""
+    fits = isinstance(value, Real) and low <= float(value) < float("inf")
+    fits = fits and (not strict or float(value) > low) and (not whole or float(value).is_integer())
+    if not fits:
+        kind = "an integer" if whole else "a number"
+        raise ValueError(
+            f"{what} must be {kind} {'above' if strict else 'of at least'} {low:g}, got {value!r}."
+        )
+
+
+def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:
+    """Import an optional module, or say what it is for and how to install it."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{purpose} needs {package}: pip install {install}") from error
