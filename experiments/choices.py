@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lpom import datasets
-from lpom.experiments.trials import Store, Trial, run
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.trials import run
 from lpom.files import write_atomically
 
 HERE = Path(__file__).parent

@@ -73,4 +73,4 @@ def test_the_command_shows_every_method():
 def test_the_command_says_what_sizes_are():
     result = CliRunner().invoke(app, ["bench", "step", "--sizes", "6,x"])
     assert result.exit_code == 2
-    assert "--sizes takes integers" in result.output
+    assert "--sizes takes comma-separated integers" in result.output

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lpom import datasets, methods
-from lpom.experiments.trials import Store
+from lpom.experiments.records import Store
 
 
 @pytest.fixture(scope="module")

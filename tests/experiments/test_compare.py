@@ -18,7 +18,7 @@ from lpom.cli import app
 from lpom.experiments import compare as module
 from lpom.experiments.compare import Comparison, as_dataset, compare
 from lpom.experiments.plots import COLORS, spread
-from lpom.experiments.trials import Store
+from lpom.experiments.records import Store
 from lpom.methods import Adam
 from lpom.preparation import prepare
 
@@ -254,7 +254,7 @@ class TestCommand:
         [
             (["--set", "adam=1"], "--set takes METHOD.SETTING=VALUE"),
             (["--set-epochs", "adam=many"], "--set-epochs takes METHOD=EPOCHS"),
-            (["--seeds", "a"], "--seeds takes integers"),
+            (["--seeds", "a"], "--seeds takes comma-separated integers"),
         ],
     )
     def test_mistakes_are_one_line(self, option, message):

@@ -141,12 +141,19 @@ def test_the_experiments_own_length_goes_before_a_longer_one(tiny, tmp_path):
     assert "not finished" not in section(tiny, tmp_path)
 
 
-def test_figures_have_a_picture_of_the_training_curves(tiny, tmp_path, monkeypatch):
+def test_figures_are_watched_on_held_out_data_and_drawn(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, curves=True, networks=((8,),)))
     folder = tmp_path / "results"
     reproduce("tiny", folder=folder, seeds=(0, 1))
-    assert "![Tiny](tiny.png)" in write_summary(folder).read_text()
-    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+    watched = [r for r in lines(folder) if (r["part"], r["epochs"]) == ("validation", 3)]
+    assert [r["seed"] for r in watched] == [0, 0]
+    for record in watched:
+        assert record["curve"][-1]["validation_score"] == record["score"]
+    text = write_summary(folder).read_text()
+    for name in ("training accuracy](tiny-training", "held-out training data](tiny-held-out"):
+        assert f"{name}.png)" in text
+    for name in ("training", "held-out"):
+        assert (tmp_path / f"tiny-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_readme_of_someone_else_is_not_written_over(tiny, tmp_path):
@@ -212,5 +219,7 @@ def test_what_was_tried_is_listed_best_first_and_never_on_the_test_set(tiny, tmp
         "failed",
     ]
     path.write_text(json.dumps({**final, "part": "test"}))
-    with pytest.raises(ValueError, match="on the test set"):
+    with pytest.raises(ValueError, match="tried.jsonl has a run on other data"):
         section(tiny, tmp_path)
+    path.rename(tmp_path / "earlier.jsonl")
+    assert "Earlier, on the test set: 1 runs" in section(tiny, tmp_path)

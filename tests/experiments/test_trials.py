@@ -11,7 +11,8 @@ import torch
 from lpom import fit, methods, mlp
 from lpom.exceptions import LPOMError
 from lpom.experiments import trials
-from lpom.experiments.trials import Store, Trial, parts, run
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.trials import parts, run
 from lpom.methods import Adam
 from lpom.training import evaluate
 
@@ -33,13 +34,24 @@ def test_the_key_names_settings_and_stays():
     assert Trial("mnist", (300,), "lpom", {"mu": 20.0}, seed=2).key == "ab9dd20ec4e29334"
 
 
-def test_a_store_passes_over_a_line_that_was_cut(tmp_path):
+def test_a_store_passes_over_what_is_no_record_and_says_so(tmp_path, blobs):
     store = Store(tmp_path / "deep" / "results.jsonl")
-    store.add({"key": "a", "score": 1})
-    with store.path.open("a") as file:
-        file.write('[1, 2]\n{"key": "b", "sco')
-    store.add({"key": "c"})
-    assert [record["key"] for record in store] == ["a", "c"]
+    whole = run(TRIAL, blobs, store)
+    with store.path.open("ab") as file:
+        file.write(b'[1, 2]\n{"key": "abc"}\n\xff\n{"key": "b", "sco')
+    with pytest.warns(UserWarning) as said:
+        assert [record["key"] for record in store] == [whole["key"]]
+    assert [str(w.message).split(", ")[1] for w in said] == ["line 2", "line 3", "line 4"]
+    store.add({**whole, "key": "c"})
+    with pytest.warns(UserWarning, match="is not the record of a run and is passed over"):
+        assert [record["key"] for record in store] == [whole["key"], "c"]
+
+
+def test_a_run_on_data_prepared_otherwise_is_not_taken_for_this_one(tmp_path, blobs):
+    store = Store(tmp_path / "results.jsonl")
+    run(TRIAL, blobs, store)
+    with pytest.raises(LPOMError, match="prepared in another way: Made up"):
+        run(TRIAL, replace(blobs, notes="Made up in another way."), store)
 
 
 def test_a_finished_trial_is_not_run_again(tmp_path, blobs, monkeypatch):

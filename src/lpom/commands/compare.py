@@ -14,7 +14,7 @@ from lpom import methods
 from lpom.commands import options
 from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset
 from lpom.experiments.compare import compare as run_comparison
-from lpom.experiments.trials import Trial
+from lpom.experiments.records import Trial
 from lpom.history import Epoch
 from lpom.preparation import prepare
 from lpom.progress import Bar

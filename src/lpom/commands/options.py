@@ -39,7 +39,7 @@ def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
         whole = "integers" if kind is int else "numbers"
-        raise ValueError(f"{option} takes {whole} with commas between, got {text!r}.") from None
+        raise ValueError(f"{option} takes comma-separated {whole}, got {text!r}.") from None
 
 
 def widths(text: str) -> tuple[int, ...]:

@@ -29,7 +29,9 @@ def reproduce(
     networks: Annotated[
         str | None, typer.Option(help="Only these networks, e.g. '300 300,100'.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="One seed, one epoch.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed, one epoch, in a folder of its own.")
+    ] = False,
     threads: options.Threads = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("experiments/results"),
@@ -53,16 +55,20 @@ def reproduce(
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out)
     for experiment in chosen:
-        run_experiment(
-            experiment,
-            folder=out,
-            seeds=wanted_seeds,
-            epochs=epochs,
-            roles=wanted_roles,
-            networks=wanted_networks,
-            data_dir=None if data_dir is None else str(data_dir),
-            say=typer.echo,
-        )
+        try:
+            run_experiment(
+                experiment,
+                folder=out,
+                seeds=wanted_seeds,
+                epochs=epochs,
+                roles=wanted_roles,
+                networks=wanted_networks,
+                data_dir=None if data_dir is None else str(data_dir),
+                say=typer.echo,
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; the same command continues. tables: {write_summary(out)}")
+            raise typer.Exit(130) from None
         typer.echo(f"tables: {write_summary(out)}")
 
 

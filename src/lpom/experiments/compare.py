@@ -18,7 +18,8 @@ from lpom import activations, datasets, losses
 from lpom.checks import check_number
 from lpom.datasets import Dataset
 from lpom.experiments import plots, table
-from lpom.experiments.trials import Store, Trial, run
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.trials import run
 from lpom.files import write_atomically
 from lpom.history import Epoch
 from lpom.preparation import Prepared

@@ -66,21 +66,20 @@ def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, b
     _draw(figure, axes, lines, path, f"{title}: test {score}", by, notes)
 
 
-def draw_training(runs: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str) -> None:
-    """Accuracy on the training batches over the epochs; at the end of a line, that on the test set.
-
-    ``runs`` has the records of all seeds by name.
-    """
+def draw_curves(
+    runs: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str, column: str
+) -> None:
+    """A column of the curves, an accuracy, over the epochs; ``runs`` has all seeds by name."""
     lines = []
     for k, (name, records) in enumerate(runs.items()):
-        scores = np.array([[epoch["score"] for epoch in r["curve"]] for r in records])
-        label = f"test {100 * np.mean([r['score'] for r in records]):.2f} %"
+        scores = np.array([[epoch[column] for epoch in r["curve"]] for r in records])
+        label = f"{100 * scores.mean(0)[-1]:.2f} %"
         x = np.arange(1.0, scores.shape[1] + 1)
         bold = records[0]["method"] == "lpom"
         lines.append(_Line(name, x, scores, COLORS[k], bold=bold, label=label))
     figure, axes = _canvas(names=0.38)
     _error_scale(axes, lines, n_rows=50_000)  # the size of MNIST and CIFAR-10
-    _draw(figure, axes, lines, path, f"{title}: training accuracy", "epochs", [])
+    _draw(figure, axes, lines, path, title, "epochs", [])
 
 
 def _canvas(names: float = 0.23) -> tuple[Figure, Axes]:
@@ -164,6 +163,7 @@ def _error_scale(axes: Axes, lines: Sequence[_Line], n_rows: int) -> None:
     axes.yaxis.set_major_locator(FixedLocator(_TICKS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    axes.set_ylabel("accuracy (the error on a log scale)", color=GREY)
 
 
 def _dress(axes: Axes, title: str, by: str) -> None:

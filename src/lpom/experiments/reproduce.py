@@ -9,7 +9,8 @@ from typing import Any
 
 from lpom import datasets
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
-from lpom.experiments.trials import Store, Trial, run
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.trials import run
 from lpom.history import Epoch
 
 #: Told about every epoch and every finished trial: a sentence for the user.
@@ -29,7 +30,8 @@ def reproduce(
 ) -> list[dict[str, Any]]:
     """All records of an experiment, running what is missing. Cut, it goes on where it was.
 
-    Of ``roles`` and ``networks`` those count that the experiment has.
+    Of ``roles`` and ``networks`` those count that the experiment has. An experiment with curves
+    has one more run of each, with a sixth of the training data held out and watched.
     """
     experiment = EXPERIMENTS[name]
     store = Store(folder / f"{name}.jsonl")
@@ -47,7 +49,16 @@ def reproduce(
                 record = run(trial, data, store, on_epoch=_follow(trial, say))
                 say(f"{role.title}, {_network(hidden)}, seed {seed}: {_outcome(record)}")
                 records.append(record)
+            if experiment.curves:
+                trial = watched(experiment.trial(role, hidden, seeds[0], epochs, **rate))
+                record = run(trial, data, store, on_epoch=_follow(trial, say), closely=True)
+                say(f"{role.title}, {_network(hidden)}, held out: {_outcome(record)}")
     return records
+
+
+def watched(trial: Trial) -> Trial:
+    """The same run on the rest of the training data, a part of which is held out."""
+    return replace(trial, part="validation")
 
 
 def tune(
@@ -86,7 +97,7 @@ def tuning_trials(experiment: Experiment, role: Role, epochs: int | None = None)
     length = min(experiment.tuning_epochs, epochs or experiment.tuning_epochs)
     for rate in role.grid:
         trial = experiment.trial(role, experiment.networks[0], 0, length, learning_rate=rate)
-        yield replace(trial, part="validation")
+        yield watched(trial)
 
 
 def _follow(trial: Trial, say: Say) -> Callable[[Epoch], None]:

@@ -7,21 +7,35 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lpom import methods
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
-from lpom.experiments.plots import draw_training
-from lpom.experiments.reproduce import chosen_rate, tuning_trials
-from lpom.experiments.trials import Store
-from lpom.experiments.tried import output_text, params_text, tried
+from lpom.experiments.plots import draw_curves
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.reproduce import chosen_rate, tuning_trials, watched
+from lpom.experiments.tried import earlier, output_text, params_text, tried
 from lpom.files import write_atomically
 
 HEAD = """# The paper's experiments
 
 Made by `lpom reproduce`, from the lines of `results/`; do not edit. Test accuracy in per cent,
-mean ± standard deviation over seeds; the test set is measured once, after the last epoch.
-Learning rates with a grid were chosen on a sixth of the training data, held out, on the first
-network of the experiment. "printed" columns are the paper's own numbers. Times are of a machine
-that did other work as well, and compare nothing: `lpom bench step` does. What else was tried, on
-held-out data alone, can be unfolded below each table.
+mean ± standard deviation over seeds (their number in brackets). "printed" columns are the paper's
+own numbers.
+
+- *LPOM, as in the paper* has the paper's objective, networks, mu, squared loss and exact weight
+  step (Algorithm 2). It differs from Algorithm 1 in what the paper leaves open or what
+  [docs/reproduction.md](../docs/reproduction.md) shows to matter: one interleaved sweep from the
+  output down updates states and weights together, the output is a leaky ReLU where the paper has
+  a ReLU, layers have biases, and the weight step has a ridge.
+- *LPOM, best* gives the same gradients of the weights to Adam in place of the exact step.
+  *Adam* and *SGD* (without momentum) are back-propagation with the same initial weights, batches,
+  loss, output and epochs. All three let the learning rate fall linearly to zero.
+- Learning rates with a grid were chosen on a sixth of the training data, held out, on the first
+  network of the experiment. Losses, outputs and other settings were chosen for LPOM and then given
+  to Adam and SGD; what was tried can be unfolded below each table.
+- Each run measures the test set once, after its last epoch. Where other settings had been measured
+  on it before, those runs can be unfolded too.
+- Times are from a machine that did other work as well and are not comparable; `lpom bench step`
+  compares time and memory.
 """
 
 
@@ -36,7 +50,7 @@ def write_summary(folder: Path) -> Path:
 def summary_path(folder: Path) -> Path:
     """Where the tables of ``folder`` go; a README that is not ours is not written over."""
     path = folder.parent / "README.md"
-    if path.exists() and not path.read_text().startswith(HEAD[: HEAD.index(",")]):
+    if path.exists() and not path.read_text().startswith(HEAD.splitlines()[0]):
         raise ValueError(
             f"the tables would be written over {path}, which is about something else. Name "
             "another folder for the results, e.g. --out experiments/results."
@@ -65,28 +79,45 @@ def section(experiment: Experiment, folder: Path) -> str:
         rows.append(row)
     lines = [f"## {experiment.title}", "", f"`lpom reproduce {experiment.name}`", ""]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
-    if experiment.curves and (picture := _picture(experiment, shown, folder)):
-        lines += ["", f"![{experiment.title}]({picture.name})"]
+    if experiment.curves:
+        lines += _pictures(experiment, shown, records, folder.parent)
     lines += ["", *(f"- {sentence}" for sentence in _facts(experiment, shown, records))]
-    if more := tried(experiment.name, folder):
-        lines += ["", *more]
+    for more in (earlier(experiment.name, folder), tried(experiment.name, folder)):
+        lines += ["", *more] if more else []
     return "\n".join([*lines, ""])
 
 
-def _picture(
-    experiment: Experiment, shown: dict[str, list[dict[str, Any]]], folder: Path
-) -> Path | None:
-    """Draw the training curves beside the README, if a run was finished."""
-    finished = {
-        experiment.roles[name].title: runs
+def _pictures(
+    experiment: Experiment,
+    shown: dict[str, list[dict[str, Any]]],
+    records: Sequence[dict[str, Any]],
+    folder: Path,
+) -> list[str]:
+    """Draw the curves of finished runs, on training and on held-out data, beside the README."""
+    known = {record["key"]: record for record in records}
+    titles = {name: experiment.roles[name].title for name in shown}
+    finished = {titles[name]: [r for r in found if "score" in r] for name, found in shown.items()}
+    held_out = {
+        titles[name]: [known[key] for r in found if (key := _watched_key(r)) in known]
         for name, found in shown.items()
-        if (runs := [r for r in found if "score" in r])
     }
-    path = folder.parent / f"{experiment.name}.png"
-    if not finished:
-        return None
-    draw_training(finished, path, experiment.title)
-    return path
+    lines = []
+    for name, runs, what, column in (
+        ("training", finished, "training accuracy", "score"),
+        ("held-out", held_out, "accuracy on held-out training data", "validation_score"),
+    ):
+        drawn = {title: found for title, found in runs.items() if found}
+        if drawn:
+            title, path = f"{experiment.title}: {what}", folder / f"{experiment.name}-{name}.png"
+            draw_curves(drawn, path, title, column)
+            lines += ["", f"![{title}]({path.name})"]
+    return lines
+
+
+def _watched_key(record: dict[str, Any]) -> str:
+    """The key of the run that watched held-out data with the settings of this one."""
+    settings = {name: record[name] for name in Trial.__dataclass_fields__ if name in record}
+    return watched(Trial(**settings)).key
 
 
 def _tuning(
@@ -129,14 +160,22 @@ def _facts(
     experiment: Experiment, shown: dict[str, list[dict[str, Any]]], records: list[dict[str, Any]]
 ) -> list[str]:
     """What was run, in sentences: epochs, settings, learning rates, time, machine."""
-    sentences = [*experiment.notes, "Number of seeds in brackets."]
+    sentences = [*experiment.notes]
     if experiment.paper_epochs:
-        sentences.append(f"The paper's runs have {experiment.paper_epochs} epochs.")
+        sentences.append(
+            f"The paper's runs have {experiment.paper_epochs} epochs"
+            + (
+                "; these are shorter, as the machine allowed: whether longer ones would gain is "
+                "for the curves on held-out data to tell."
+                if experiment.curves
+                else "."
+            )
+        )
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
         params = params_text(first["params"])
         sentence = (
-            f"{role.title}: {first['epochs']} epochs, batch {first['batch_size']}, loss "
+            f"{role.title}: {first['epochs']} epochs, {_batch(first)}, loss "
             f"{first['loss']}, output {output_text(first)}{', ' if params else ''}{params}"
         )
         seconds = [r["seconds"] / r["epochs"] for r in found if "seconds" in r]
@@ -157,6 +196,11 @@ def _facts(
         }
     )
     return [*sentences, f"Made with {'; '.join(versions)}."]
+
+
+def _batch(record: dict[str, Any]) -> str:
+    whole = methods.METHODS[record["method"]].full_batch
+    return "all rows at once" if whole else f"batch {record['batch_size']}"
 
 
 def _choice(tuning: Sequence[dict[str, Any]]) -> str:

@@ -1,21 +1,17 @@
-"""One training run of an experiment: its settings, how it is run in pieces, what is kept of it.
+"""One training run of an experiment: how it is run in pieces, and what is kept of it.
 
-A trial is named by a hash of its settings. Finished trials are lines of a JSON-lines file; a
-trial that was cut goes on from an epoch that was finished shortly before.
+Finished trials are lines of a JSON-lines file; a trial that was cut goes on from an epoch that was
+finished shortly before.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import hashlib
 import json
-import os
-import platform
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpom import __version__, activations, methods
+from lpom import activations, methods
 from lpom.datasets import Dataset
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
 from lpom.experiments.cuts import read_cut, under, write_cut
 from lpom.experiments.memory import peak_bytes
+from lpom.experiments.records import Store, Trial, machine
 from lpom.history import Epoch
 from lpom.methods import Batch, Method, Problem
 from lpom.network import Lifted, mlp
@@ -38,67 +35,6 @@ from lpom.training import evaluate, fit
 VALIDATION_SHARE = 1 / 6
 #: Seconds of training that a cut may cost, beside the epoch it came in.
 CUT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Trial:
-    """All settings of one run. ``part`` is "test", or "validation" for tuning.
-
-    On "validation" a sixth of the training data is held out and measured in place of the test
-    data, which is then not touched.
-    """
-
-    dataset: str
-    hidden: tuple[int, ...]
-    method: str
-    params: dict[str, Any] = field(default_factory=dict)
-    activation: str = "relu"
-    output: str = "identity"
-    output_params: dict[str, float] = field(default_factory=dict)
-    bias: bool = True
-    loss: str = "auto"
-    epochs: int = 17
-    batch_size: int = 100
-    seed: int = 0
-    part: str = "test"
-
-    @property
-    def key(self) -> str:
-        settings = asdict(self)
-        if self.bias:  # younger than the first stored runs, whose keys stay
-            del settings["bias"]
-        text = json.dumps(settings, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-class Store:
-    """Finished trials of one file, one JSON object per line; a cut last line is passed over."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.path.exists():
-            return
-        for line in self.path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict) and "key" in record:
-                yield record
-
-    def find(self, trial: Trial) -> dict[str, Any] | None:
-        return next((record for record in self if record["key"] == trial.key), None)
-
-    def add(self, record: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
-        with self.path.open("a") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
 
 
 def run(
@@ -122,6 +58,11 @@ def run(
             raise LPOMError(
                 f"{store.path} has this {trial.method} run with other defaults of the method than "
                 "today's. Take the line out of it, or write to another folder."
+            )
+        if found.get("notes", data.notes) != data.notes:
+            raise LPOMError(
+                f"{store.path} has this {trial.method} run on data that was prepared in another "
+                f"way: {found['notes']} Take the line out of it, or write to another folder."
             )
         return found
     record: dict[str, Any] = {"key": trial.key, **asdict(trial)}
@@ -232,25 +173,3 @@ def parts(data: Dataset, part: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor
     order = torch.from_numpy(np.random.default_rng(0).permutation(len(X)))
     held = int(len(X) * VALIDATION_SHARE)
     return (X[order[held:]], y[order[held:]]), (X[order[:held]], y[order[:held]])
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what a result was made."""
-    return {
-        "lpom": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def _processor() -> str:
-    """The processor's name where the system tells it, else its kind."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What else was tried for an experiment, on held-out training data: the way to its settings."""
+"""Runs beside those that an experiment shows: the way to its settings, and what came before."""
 
 from __future__ import annotations
 
@@ -6,27 +6,39 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from lpom.experiments.trials import Store
+from lpom.experiments.records import Store
 
 #: Beside the results: records of trials on held-out data, each with the ``experiment`` it was for.
 TRIED = "tried.jsonl"
+#: The same of trials that were measured on the test set, before those that are shown.
+EARLIER = "earlier.jsonl"
 
-_HEADS = ["held out", "training", "data", "method", "network", "epochs", "loss", "settings"]
+_HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 
 
 def tried(experiment: str, folder: Path) -> list[str]:
+    """What was measured on held-out training data to choose settings: a table to unfold."""
+    return _table(experiment, folder / TRIED, "validation", "held out", "Tried on held-out data")
+
+
+def earlier(experiment: str, folder: Path) -> list[str]:
+    """What was measured on the test set before, with other settings: a table to unfold."""
+    return _table(experiment, folder / EARLIER, "test", "test", "Earlier, on the test set")
+
+
+def _table(experiment: str, path: Path, part: str, measured: str, title: str) -> list[str]:
     """A table in Markdown that can be folded, best first, seeds averaged; empty if none was.
 
     Raises
     ------
     ValueError
-        If a run was measured on the test set: such runs may choose nothing.
+        If a run was measured on another part: one on the test set may choose nothing.
     """
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for record in Store(folder / TRIED):
+    for record in Store(path):
         if record.get("experiment") == experiment:
-            if record["part"] != "validation":
-                raise ValueError(f"{TRIED} has a run on the test set: {record['key']}.")
+            if record["part"] != part:
+                raise ValueError(f"{path.name} has a run on other data: {record['key']}.")
             groups.setdefault(_settings(record), []).append(record)
     if not groups:
         return []
@@ -36,10 +48,11 @@ def tried(experiment: str, folder: Path) -> list[str]:
         for settings, records in ranked
     ]
     count = sum(len(records) for records in groups.values())
+    heads = [measured, *_HEADS]
     return [
-        f"<details><summary>Tried on held-out training data: {count} runs</summary>",
+        f"<details><summary>{title}: {count} runs</summary>",
         "",
-        *("| " + " | ".join(row) + " |" for row in [_HEADS, ["---"] * len(_HEADS), *rows]),
+        *("| " + " | ".join(row) + " |" for row in [heads, ["---"] * len(heads), *rows]),
         "",
         "</details>",
     ]

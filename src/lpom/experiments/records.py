@@ -1,0 +1,133 @@
+"""What is known of a training run: its settings, which name it, and its record in a file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lpom
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All settings of one run. ``part`` is "test", or "validation" for tuning.
+
+    On "validation" a sixth of the training data is held out and measured in place of the test
+    data, which is then not touched.
+    """
+
+    dataset: str
+    hidden: tuple[int, ...]
+    method: str
+    params: dict[str, Any] = field(default_factory=dict)
+    activation: str = "relu"
+    output: str = "identity"
+    output_params: dict[str, float] = field(default_factory=dict)
+    bias: bool = True
+    loss: str = "auto"
+    epochs: int = 17
+    batch_size: int = 100
+    seed: int = 0
+    part: str = "test"
+
+    @property
+    def key(self) -> str:
+        settings = asdict(self)
+        if self.bias:  # younger than the first stored runs, whose keys stay
+            del settings["bias"]
+        text = json.dumps(settings, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Store:
+    """Finished trials of one file, one JSON object per line.
+
+    A last line that was cut is passed over; another one that is no record is warned about.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.path.exists():
+            return
+        lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, 1):
+            record = _record(line)
+            if record is not None:
+                yield record
+            elif line.strip() and number < len(lines):
+                warnings.warn(
+                    f"{self.path}, line {number}, is not the record of a run and is passed over.",
+                    stacklevel=2,
+                )
+
+    def find(self, trial: Trial) -> dict[str, Any] | None:
+        return next((record for record in self if record["key"] == trial.key), None)
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
+        line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
+        with self.path.open("a") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _record(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    whole = isinstance(record, dict) and _ALWAYS <= record.keys()
+    return record if whole else None
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what a result was made."""
+    return {
+        "lpom": lpom.__version__,
+        "source": _source(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its kind."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def _source() -> str:
+    """A hash of the library's code, since one version has many states."""
+    digest = hashlib.sha256()
+    folder = Path(lpom.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+#: What every record has, whatever came of the run.
+_ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - {"bias"}
