@@ -70,12 +70,15 @@ def test_get_knows_aliases_and_spellings():
 def test_get_helps_with_a_wrong_name():
     with pytest.raises(ValueError, match=r"'rleu'; did you mean 'relu'.*from_function"):
         activations.get("rleu")
-    with pytest.raises(TypeError, match=r"'relu' has no parameter 'alpha'; it takes none"):
+    with pytest.raises(ValueError, match=r"'relu' has no setting 'alpha'; it has none"):
         activations.get("relu", alpha=1.0)
     with pytest.raises(TypeError, match="already has its own"):
         activations.get(ReLU(), alpha=1.0)
-    with pytest.raises(TypeError, match="from_module"):
-        activations.get(nn.ReLU())  # type: ignore[arg-type]
+    assert activations.get(nn.ELU(2.0)) == ELU(2.0)
+    with pytest.raises(
+        TypeError, match="a name or an instance of Activation, got int; names are sigmoid"
+    ):
+        activations.get(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--hidden", "0"), "each an integer of at least 1.*got"),
         (("iris", "--mu", "1,2"), "mu.*3.*got 2"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
-        (("iris", "--mu", "many"), "--mu takes numbers with commas between, got 'many'"),
+        (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
         (("iris", "--sweeps", "0"), "sweeps must be an integer above 0, got 0"),
         (("iris", "--method", "sgd", "--mu", 3), "'sgd' has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),

@@ -353,12 +353,14 @@ def test_names_of_columns_are_kept_and_checked(blobs):
         model.predict(table.rename(columns={"a": "z"}))
 
 
-def test_pickles_hold_no_data(blobs):
-    X, y = blobs
-    model = small().fit(X, y)
+@pytest.mark.parametrize("method", lpom.methods.names())
+def test_pickles_hold_no_data(blobs, method):
+    X, y = np.tile(blobs[0], (40, 1)), np.tile(blobs[1], 40)
+    model = small(method=method, max_iter=2, batch_size=len(X)).fit(X, y)
     back = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
-    assert back.result_.state.X is None
+    assert len(pickle.dumps(model)) < X.nbytes / 2
+    back.partial_fit(X, y)  # and goes on, with variables that start anew
 
 
 # -- bad input ----------------------------------------------------------------------------------
@@ -379,7 +381,7 @@ BAD = {
     "activation": (None, {"activation": "rleu"}, "did you mean 'relu'"),
     "loss": (None, {"loss": "hnige"}, "did you mean 'hinge'"),
     "sizes": (None, {"hidden_layer_sizes": (5, 0)}, "at least 1"),
-    "batch": (None, {"batch_size": 1000}, "number of samples, 240"),
+    "batch": (None, {"batch_size": 0}, "batch_size, unless 'auto', must be an integer above 0"),
     "batch word": (None, {"batch_size": "all"}, "unless 'auto'"),
     "epochs": (None, {"max_iter": 0}, "max_iter must be an integer"),
     "mu": (None, {"method": lpom.LPOM(mu=-1.0)}, "mu"),

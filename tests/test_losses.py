@@ -224,11 +224,11 @@ def test_get_knows_aliases_and_helps_with_a_wrong_name():
     assert losses.get("bce") == losses.get("Binary_Cross_Entropy") == BinaryCrossEntropy()
     with pytest.raises(ValueError, match="unknown loss 'hubber'; did you mean 'huber'"):
         losses.get("hubber")
-    with pytest.raises(TypeError, match="'huber' has no parameter 'width'; it takes delta"):
+    with pytest.raises(ValueError, match="'huber' has no setting 'width'; it has delta"):
         losses.get("huber", width=1)
     with pytest.raises(TypeError, match="already has its own"):
         losses.get(Huber(), delta=2.0)
-    with pytest.raises(TypeError, match="name or a Loss"):
+    with pytest.raises(TypeError, match="name or an instance of Loss"):
         losses.get(3)  # type: ignore[arg-type]
 
 

@@ -153,7 +153,7 @@ def test_an_unknown_version(saved):
         (0, {"dtype": "float64"}, "should have shape .* of torch.float64, got .*float32"),
         (0, {"dtype": "int64"}, "layer 0 in no way known: 'int64'"),
         (0, {"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
-        (0, {"parameters": {"slope": 2}}, "'tanh' has no parameter 'slope'"),
+        (0, {"parameters": {"slope": 2}}, "'tanh' has no setting 'slope'"),
         (0, {"kind": "convolution"}, "kind 'convolution'"),
         (0, {"inputs": -3}, "layer 0 in no way known"),
         (0, {"inputs": "3"}, "layer 0 in no way known"),

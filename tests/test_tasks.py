@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, r2_score
 
+from lpom import activations
 from lpom.tasks import Score, Task
 
 
@@ -44,7 +45,7 @@ def test_scores_are_scikit_learns(weighted):
     )
 
 
-def measured(task, x, y, weight):
+def measured(task, x, y, weight=None):
     """In three batches, as the loop does it."""
     score, target = Score(task), task.target(y).double()
     for rows in np.array_split(np.arange(len(x)), 3):
@@ -72,3 +73,43 @@ def test_r2_of_numbers_far_from_zero(mean):
     guess = y.double().mean().float().expand_as(y)
     score.add(guess, y)
     assert score.score == pytest.approx(r2_score(y.double(), guess.double()), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("output", "n_outputs", "y", "loss"),
+    [
+        ("sigmoid", 1, [0, 1], "squared"),
+        ("sigmoid", 3, [0, 1, 2], "squared"),
+        ("relu", 1, [0, 1], "squared"),
+        ("relu", 3, [0, 1, 2], "cross-entropy"),  # a softmax of numbers of one sign will do
+        ("relu", 2, [[0, 1]], "squared"),
+        ("leaky_relu", 1, [0, 1], "binary-cross-entropy"),
+        ("identity", 2, [[0, 1]], "binary-cross-entropy"),
+        ("tanh", 1, [0.5, 0.1], "squared"),
+    ],
+)
+def test_the_loss_goes_with_the_output_activation(output, n_outputs, y, loss):
+    activation = activations.get(output)
+    assert Task.infer(y, n_outputs, output=activation).loss.name == loss
+    if loss == "squared" and not isinstance(y[0], float):
+        with pytest.raises(ValueError, match=f"takes logits.*{output} gives.*loss='squared'"):
+            Task.infer(y, n_outputs, "bce", activation)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "outputs"),
+    [
+        ("bce", [0.0, 1.0, 1.0, 0.0], [[-1.0], [2.0], [-0.5], [0.1]]),
+        ("bce", [0.1, 0.9, 0.6, 0.4], [[-1.0], [2.0], [-0.5], [0.1]]),
+        ("hinge", [-1.0, 1.0, 1.0, -1.0], [[-1.0], [2.0], [-0.5], [0.1]]),
+        (
+            "cross-entropy",
+            [[1.0, 0.0], [0.3, 0.7], [0.0, 1.0], [0.6, 0.4]],
+            [[2.0, 1.0], [0.0, 3.0], [1.0, 0.0], [0.0, 1.0]],
+        ),
+    ],
+)
+def test_floats_for_a_loss_of_classes_are_scored_by_accuracy(loss, y, outputs):
+    task = Task.infer(torch.tensor(y), len(outputs[0]), loss)
+    assert (task.kind, task.metric) == ("coded", "accuracy")
+    assert measured(task, torch.tensor(outputs), torch.tensor(y)).score == 0.5

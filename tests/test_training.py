@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from copy import deepcopy
 
 import numpy as np
@@ -406,3 +407,135 @@ def test_numbers_of_numpy_are_numbers(digits):
         lpom.fit(model, X, y, method=LPOM(mu=mu), epochs=epochs, seed=0)
         results.append(torch.nn.utils.parameters_to_vector(model.parameters()))
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+
+
+def test_callbacks_see_the_epoch_that_stops_early(digits):
+    (X, y), _ = digits
+    seen = []
+    stop = lpom.EarlyStopping(patience=1, min_delta=10.0)
+    result = lpom.fit(
+        lpom.mlp([64, 10], seed=0),
+        X,
+        y,
+        epochs=9,
+        early_stopping=stop,
+        callbacks=lambda epoch: seen.append(epoch.epoch),  # one by itself will do
+    )
+    assert result.status == "stopped-early"
+    assert seen == result.history.column("epoch")
+
+
+def test_a_remark_points_to_the_line_that_called_fit(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 10], output="relu", seed=0)
+    with torch.no_grad():
+        model[0].bias[3] = -1e3
+    with pytest.warns(lpom.ConvergenceWarning, match="output 3") as said:
+        lpom.fit(model, X, y, epochs=1)
+    assert said[0].filename == __file__
+
+
+def test_dead_classes_are_counted_in_rows_not_in_weight(digits):
+    (X, y), _ = digits
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lpom.fit(lpom.mlp([64, 10], seed=0), X[:1], y[:1], sample_weight=[3.0], epochs=1)
+    model = lpom.mlp([64, 10], output="relu", seed=0)
+    with torch.no_grad():
+        model[0].bias[3] = -1e3
+    with pytest.warns(lpom.ConvergenceWarning, match="output 3"):
+        lpom.fit(model, X[:90], y[:90], sample_weight=torch.full((90,), 0.01), epochs=1)
+
+
+def test_a_model_that_flattens_takes_samples_of_any_shape(digits):
+    (X, y), _ = digits
+    flat, deep = lpom.mlp([64, 10], seed=0), nn.Sequential(nn.Flatten(), lpom.mlp([64, 10], seed=0))
+    lpom.fit(flat, X, y, epochs=2, seed=0)
+    pictures = X.reshape(-1, 1, 8, 8)
+    lpom.fit(deep, pictures, y, epochs=2, seed=0)
+    assert torch.equal(flat[0].weight, deep[1][0].weight)
+    assert lpom.evaluate(deep, pictures, y) == lpom.evaluate(flat, X, y)
+    loader = DataLoader(TensorDataset(pictures, y), batch_size=50)
+    assert lpom.evaluate(deep, loader) == pytest.approx(lpom.evaluate(flat, X, y))
+    assert lpom.objective(deep, pictures, y).total == lpom.objective(flat, X, y).total
+    with pytest.raises(ValueError, match="to match the first Linear layer"):
+        lpom.fit(flat, pictures, y)
+
+
+def test_data_in_a_graph_gets_no_gradient(digits):
+    (X, y), _ = digits
+    X = X.clone().requires_grad_()
+    lpom.fit(lpom.mlp([64, 10], seed=0), X, y, epochs=1, method="adam")
+    assert X.grad is None
+
+
+@pytest.mark.parametrize(
+    ("items", "sentence"),
+    [([{"x": 1}], "got dict"), ([(torch.ones(2, 64),)], "got list of 1")],
+)
+def test_a_loader_of_something_else_gets_a_sentence(items, sentence):
+    loader = DataLoader(items, batch_size=None)
+    with pytest.raises(TypeError, match=rf"must yield \(X, y\) or \(X, y, weight\), {sentence}"):
+        lpom.fit(lpom.mlp([64, 10]), loader)
+
+
+def test_a_stream_read_once_cannot_be_measured_again(digits):
+    (X, y), _ = digits
+
+    class Once(IterableDataset):
+        rows = iter(zip(X, y, strict=True))
+
+        def __iter__(self):
+            return self.rows
+
+    with pytest.raises(ValueError, match="second pass"):
+        lpom.fit(lpom.mlp([64, 8, 10], "step"), DataLoader(Once(), batch_size=100), epochs=1)
+
+
+def test_a_frozen_model_has_nothing_to_train(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 10]).requires_grad_(False)
+    with pytest.raises(ValueError, match="every layer of the model is frozen"):
+        lpom.fit(model, X, y, method="adam")
+
+
+def test_early_stopping_is_a_flag_or_its_settings(digits):
+    (X, y), _ = digits
+    with pytest.raises(TypeError, match="got 3; for example .*patience=3"):
+        lpom.fit(lpom.mlp([64, 10]), X, y, early_stopping=3)
+
+
+def test_an_optimizer_class_gets_the_learning_rate(digits):
+    (X, y), _ = digits
+
+    def trained(optimizer, **settings):
+        model = lpom.mlp([64, 10], seed=0)
+        lpom.fit(model, X, y, epochs=1, seed=0, method=LPOM(optimizer=optimizer, **settings))
+        return model[0].weight
+
+    by_name = trained("sgd", learning_rate=0.3)
+    assert torch.equal(by_name, trained(torch.optim.SGD, learning_rate=0.3))
+    own = trained(lambda parameters: torch.optim.SGD(parameters, lr=0.3), learning_rate=7.0)
+    assert torch.equal(by_name, own)
+    with pytest.raises(TypeError, match="got an instance of SGD; give the class itself"):
+        trained(torch.optim.SGD([torch.zeros(1)]))
+
+
+def test_a_sigmoid_output_learns(digits):
+    """Its values are no logits: the loss that goes with it is the squared one."""
+    (X, y), _ = digits
+    model = nn.Sequential(nn.Linear(64, 1), nn.Sigmoid())
+    torch.manual_seed(0)
+    method = LPOM(learning_rate=0.05)
+    result = lpom.fit(model, X, (y == 3).long(), method=method, epochs=30, seed=0)
+    assert result.task.loss.name == "squared" and result.history[-1].score > 0.95
+    with pytest.raises(ValueError, match="takes logits"):
+        lpom.fit(model, X, (y == 3).long(), loss="bce")
+
+
+def test_a_state_is_cast_to_the_model_it_is_given_to(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    for method in ("lpom", LPOM(order="top-down"), "adam"):
+        result = lpom.fit(model, X, y, epochs=1, method=method)
+        lpom.fit(deepcopy(model).double(), X, y, epochs=1, method=method, state=result.state)

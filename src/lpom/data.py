@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, final
@@ -65,7 +65,7 @@ def first_targets(X: Any, y: Any) -> tuple[Any, Iterator[Any] | None]:
             raise TypeError("a DataLoader brings its own targets; leave y out.")
         begun = iter(X)
         for item in begun:
-            return item[1], chain([item], begun)
+            return _parts(item)[1], chain([item], begun)
         raise ValueError("the DataLoader gave no batch; at least one is needed.")
     if y is None:
         raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
@@ -163,11 +163,7 @@ class Loader(Source):
         items, self.begun = self.begun or self.loader, None
         total = None
         for item in items:
-            if not isinstance(item, list | tuple) or len(item) not in (2, 3):
-                raise TypeError(
-                    f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}."
-                )
-            X, y, *weight = item
+            X, y, *weight = _parts(item)
             X = check_inputs(X, self.network.n_inputs, self.network.flattens)
             check_targets_finite(y)
             batch = Batch(
@@ -181,6 +177,15 @@ class Loader(Source):
             total = counted + (total or 0.0)
         if total == 0:
             raise ValueError(_ALL_ZERO)
+
+
+def _parts(item: Any) -> Sequence[Any]:
+    if not isinstance(item, list | tuple) or len(item) not in (2, 3):
+        count = f" of {len(item)}" if isinstance(item, list | tuple) else ""
+        raise TypeError(
+            f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}{count}."
+        )
+    return item
 
 
 def dense_rows(X: Any, rows: Any, like: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def diagnose(
     """
     method = method or LPOM()
     network = Lifted.from_module(model)
-    task = Task.infer(y, network.n_outputs, loss)
+    task = Task.infer(y, network.n_outputs, loss, network[-1].activation)
     rows = Arrays(X, y, task, network, weight=sample_weight)
     (batch,) = rows.epoch()
     mu = per_layer(method.mu, len(network), method.mu_output)

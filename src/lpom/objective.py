@@ -106,7 +106,7 @@ def objective(
     feed-forward ones are taken, and F is the loss.
     """
     network = Lifted.from_module(model)
-    task = Task.infer(y, network.n_outputs, loss)
+    task = Task.infer(y, network.n_outputs, loss, network[-1].activation)
     (batch,) = Arrays(X, y, task, network).epoch()
     _, X_all = network.feed_forward(batch.inputs)
     if states is not None:

@@ -71,19 +71,6 @@ class Settings:
         return batch, enough if self.epochs is None else self.epochs
 
 
-def configure(method: str, **settings: Any) -> Method[Any]:
-    """A method by name with settings."""
-    made = methods.get(method)
-    known = made.get_params(deep=False)
-    for name in settings:
-        if name not in known:
-            raise ValueError(
-                f"method {method!r} has no setting {name!r}; it has {', '.join(known)}."
-            )
-    made.set_params(**settings)
-    return made
-
-
 @final
 @dataclass(frozen=True, eq=False)
 class Run:

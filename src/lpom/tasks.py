@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -11,23 +12,36 @@ import torch
 from torch import Tensor
 
 from lpom import losses
+from lpom.activations import Activation
 from lpom.losses import Loss
 
 
 @dataclass(frozen=True)
 class Task:
-    """One of ``classes`` (indices), ``labels`` (a 0/1 matrix) or ``numbers``, with its loss."""
+    """``classes`` (indices), ``labels`` (a 0/1 matrix), ``numbers``, or ``coded``, with the loss.
+
+    Coded targets are those of a loss for classes in the form it works with: probabilities for
+    the entropies, -1 and +1 for hinge.
+    """
 
     kind: str
     loss: Loss
     n_outputs: int
 
     @classmethod
-    def infer(cls, y: Any, n_outputs: int, loss: str | Loss = "auto") -> Task:
+    def infer(
+        cls,
+        y: Any,
+        n_outputs: int,
+        loss: str | Loss = "auto",
+        output: Activation | None = None,
+    ) -> Task:
         """Integers in a vector are classes, integers in a matrix labels, floats are numbers.
 
         The loss follows unless it is given: cross-entropy for classes (binary cross-entropy when
-        the network has one output), binary cross-entropy for labels, squared for numbers.
+        the network has one output), binary cross-entropy for labels, squared for numbers, and
+        for an ``output`` activation that can't give logits. Floats for a loss that is given and
+        for classes are its coded targets.
         """
         y = as_targets(y)
         if y.is_floating_point():
@@ -37,7 +51,20 @@ class Task:
         else:
             kind = "classes"
             default = "cross-entropy" if n_outputs > 1 else "binary-cross-entropy"
-        return cls(kind, losses.get(default if loss == "auto" else loss), n_outputs)
+        fits = _gives_logits(output, exclusive=kind == "classes" and n_outputs > 1)
+        if loss == "auto":
+            return cls(kind, losses.get(default if fits else "squared"), n_outputs)
+        given = losses.get(loss)
+        if given.logits and not fits:
+            assert output is not None  # else it fits
+            raise ValueError(
+                f"{given.name} takes logits, numbers of either sign and any size, but the output "
+                f"activation {output.name} gives values from {output.lower:g} to "
+                f"{output.upper:g}. Leave the output activation out, or use loss='squared'."
+            )
+        if kind == "numbers" and given.classifies:
+            kind = "coded"
+        return cls(kind, given, n_outputs)
 
     @property
     def n_classes(self) -> int:
@@ -59,7 +86,8 @@ class Task:
                 raise ValueError(
                     f"class indices must lie in 0..{self.n_classes - 1} for a network with "
                     f"{self.n_outputs} outputs, got {int(y.min())}..{int(y.max())}. "
-                    "Change the last layer's width, or number the classes from 0."
+                    "Change the last layer's width, or number the classes from 0; for a "
+                    "regression give floats."
                 )
             return self.loss.encode(y, self.n_classes, self.n_outputs)
         matrix: Tensor = y[:, None] if y.ndim == 1 else y
@@ -68,7 +96,7 @@ class Task:
                 f"y needs one column per output: the network has {self.n_outputs}, "
                 f"got shape {tuple(y.shape)}."
             )
-        if self.kind == "numbers":
+        if self.kind in ("numbers", "coded"):
             self.loss.check_target(matrix)
             return matrix
         if not bool(((matrix == 0) | (matrix == 1)).all()):
@@ -77,13 +105,20 @@ class Task:
 
     def decide(self, outputs: Tensor) -> Tensor:
         """Class indices, 0/1 labels, or the numbers themselves, from the network's outputs."""
+        return self._decide(outputs, self.loss.threshold)
+
+    def truth(self, target: Tensor) -> Tensor:
+        """What :meth:`decide` should say, from coded targets."""
+        return self._decide(target, self.loss.middle)
+
+    def _decide(self, values: Tensor, threshold: float) -> Tensor:
         if self.kind == "numbers":
-            return outputs
-        if self.kind == "labels":
-            return (outputs > self.loss.threshold).long()
+            return values
+        if self.kind == "labels" or (self.kind == "coded" and self.loss.name != "cross-entropy"):
+            return (values > threshold).long()
         if self.n_outputs == 1:
-            return (outputs[:, 0] > self.loss.threshold).long()
-        return outputs.argmax(1)
+            return (values[:, 0] > threshold).long()
+        return values.argmax(1)
 
 
 class Score:
@@ -111,7 +146,7 @@ class Score:
             self._count("first", target * ones[:, None])
             self._count("second", target.square() * ones[:, None])
         else:
-            right = self.task.decide(outputs) == self.task.decide(target)
+            right = self.task.decide(outputs) == self.task.truth(target)
             self._count("right", right.reshape(len(right), -1).all(1) * ones)
 
     def __bool__(self) -> bool:
@@ -142,6 +177,14 @@ class Score:
         exact = (sums["error"] <= 0).double()
         r2 = torch.where(spread > 0, 1 - sums["error"] / spread.clamp_min(1e-300), exact)
         return float(r2.mean())
+
+
+def _gives_logits(output: Activation | None, exclusive: bool) -> bool:
+    """Whether values of any size come out, and of either sign where they stand by themselves."""
+    if output is None:
+        return True
+    bounded = max(-output.lower, output.upper) < math.inf
+    return not bounded and (exclusive or output.lower < 0)
 
 
 def as_targets(y: Any) -> Tensor:

@@ -34,7 +34,7 @@ def fit(
     sample_weight: Any = None,
     seed: int | None = None,
     device: str | torch.device | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] = (),
     early_stopping: EarlyStopping | bool = False,
     progress: bool | None = None,
     state: State | None = None,
@@ -48,13 +48,15 @@ def fit(
     X, y : tensors or arrays; or a ``DataLoader`` as X alone
         Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers.
     method : name or Method
-    loss : name or Loss; "auto" follows y
+    loss : name or Loss; "auto" follows y, see :meth:`lpom.tasks.Task.infer`
     batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
         all in any case
     validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
     seed : fixes the order of the batches
     device : where to move the model; by default it stays where it is
     callbacks : called with each :class:`~lpom.history.Epoch`; a true answer stops the run
+    early_stopping : True, or an :class:`EarlyStopping` with its own patience
+    progress : whether to draw a bar; by default on a terminal
     state, span : the state to go on from, and the share of the whole plan this call covers, e.g.
         (0.5, 1.0) for the second half: learning-rate schedules follow it
 
@@ -64,6 +66,14 @@ def fit(
     """
     method = methods.get(method)
     check_number("epochs", epochs, whole=True)
+    stopper = EarlyStopping() if early_stopping is True else early_stopping or None
+    if stopper is not None and not isinstance(stopper, EarlyStopping):
+        raise TypeError(
+            f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}; for "
+            "example early_stopping=lpom.EarlyStopping(patience=3)."
+        )
+    if callable(callbacks):
+        callbacks = [callbacks]
     if device is not None:
         model.to(device)
     network = Lifted.from_module(model)
@@ -73,7 +83,7 @@ def fit(
             "requires_grad=True on the weights that should move."
         )
     targets, begun = first_targets(X, y)
-    task = Task.infer(targets, network.n_outputs, loss)
+    task = Task.infer(targets, network.n_outputs, loss, network[-1].activation)
     train: Source
     if isinstance(X, DataLoader):
         _check_loader(method, batch_size, sample_weight)
@@ -98,7 +108,6 @@ def fit(
     problem = Problem(network, task.loss)
     state = method.init(problem) if state is None else _bound(state, method, problem)
     state.parameters = network.parameters
-    stopper = EarlyStopping() if early_stopping is True else early_stopping or None
     run = Run(model, problem, task, method, state, train, validation, stopper, tuple(callbacks))
     return run.go(int(epochs), span, progress)
 
@@ -109,7 +118,7 @@ def evaluate(
     """Mean loss, and accuracy or R2, of a plain forward pass."""
     network = Lifted.from_module(model)
     targets, begun = first_targets(X, y)
-    task = Task.infer(targets, network.n_outputs, loss)
+    task = Task.infer(targets, network.n_outputs, loss, network[-1].activation)
     measured = measure(model, to_measure(X, y, task, network, begun=begun), task)
     return measured.loss, measured.score
 

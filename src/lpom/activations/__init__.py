@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -21,7 +20,7 @@ from lpom.activations.custom import Custom, from_function
 from lpom.activations.piecewise import Identity, LeakyReLU, ReLU
 from lpom.activations.ramps import Hardsigmoid, Hardtanh, ReLU6, Sign, Staircase, Step
 from lpom.activations.smooth import ELU, Sigmoid, Softplus, Tanh
-from lpom.exceptions import unknown_name
+from lpom.registry import build
 
 __all__ = [
     "ELU",
@@ -69,34 +68,25 @@ def names() -> list[str]:
     return list(_CLASSES)
 
 
-def get(activation: str | Activation, **params: Any) -> Activation:
-    """The activation of this name, with parameters; an `Activation` is returned as it is."""
-    if isinstance(activation, Activation):
-        if params:
-            raise TypeError(f"parameters go with a name, but {activation!r} already has its own.")
-        return activation
-    if not isinstance(activation, str):
-        raise TypeError(
-            f"an activation is a name or an Activation, got {type(activation).__name__}; "
-            "see lpom.activations.from_module and from_function."
-        )
-    name = activation.lower().replace("-", "_")
-    name = _ALIASES.get(name, name)
-    if name in {kind.__name__.lower() for kind in _NOT_MONOTONE}:
-        raise ValueError(_not_monotone(activation))
-    if name not in _CLASSES:
-        raise ValueError(
-            unknown_name("activation", activation, _CLASSES)
-            + " For a function of your own see lpom.activations.from_function."
-        )
-    made = _CLASSES[name]
-    known = [field.name for field in fields(made)]  # type: ignore[arg-type]
-    if extra := sorted(set(params) - set(known)):
-        raise TypeError(
-            f"activation {name!r} has no parameter {', '.join(map(repr, extra))}; "
-            f"it takes {', '.join(known) or 'none'}."
-        )
-    return made(**params)
+def get(activation: str | Activation | nn.Module, **params: Any) -> Activation:
+    """The activation of this name, with parameters; one that is made already is returned.
+
+    That may be a torch module too, see `from_module`.
+    """
+    if isinstance(activation, nn.Module):
+        activation = from_module(activation)
+    if str(activation).lower() in {kind.__name__.lower() for kind in _NOT_MONOTONE}:
+        raise ValueError(_not_monotone(str(activation)))
+    return build(
+        "activation",
+        Activation,  # type: ignore[type-abstract]
+        _CLASSES,
+        activation,
+        params,
+        aliases=_ALIASES,
+        separator="_",
+        hint=" For a function of your own see lpom.activations.from_function.",
+    )
 
 
 def _softplus(module: nn.Softplus) -> Activation:
@@ -140,7 +130,7 @@ def from_module(module: nn.Module) -> Activation:
     raise TypeError(
         f"no activation is known for the module {kind.__name__}; supported are "
         f"{', '.join(made.__name__ for made in _FROM_MODULE)}. For another non-decreasing "
-        "function use Elementwise(from_function(phi, lipschitz=...))."
+        "function use lpom.activations.Elementwise(from_function(phi, lipschitz=...))."
     )
 
 

@@ -14,7 +14,7 @@ from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
 from lpom.preparation import Prepared, prepare
-from lpom.runs import TENSORBOARD, Run, Settings, configure, forget_events, run_folder
+from lpom.runs import TENSORBOARD, Run, Settings, forget_events, run_folder
 from lpom.tensorboard import TensorBoard
 
 
@@ -62,7 +62,7 @@ def train(
         hidden=options.widths(hidden),
         activation=activation,
         output_activation=output_activation,
-        method=configure(
+        method=methods.get(
             method, **{name: value for name, value in given.items() if value is not None}
         ),
         loss=loss,

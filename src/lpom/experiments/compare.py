@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lpom import activations, datasets, losses
+from lpom import activations, datasets, losses, methods
 from lpom.checks import check_number
 from lpom.datasets import Dataset
 from lpom.experiments import plots, table
@@ -23,7 +23,6 @@ from lpom.experiments.trials import run
 from lpom.files import write_atomically
 from lpom.history import Epoch
 from lpom.preparation import Prepared
-from lpom.runs import configure
 from lpom.tables import Classes
 
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
@@ -63,7 +62,7 @@ class Comparison:
                 known = ", ".join(self.methods)
                 raise ValueError(f"{name!r} is set but not compared; the methods are {known}.")
         for name in self.methods:
-            configure(name, **self.settings.get(name, {}))
+            methods.get(name, **self.settings.get(name, {}))
         for epochs in (self.epochs, *self.epochs_of.values()):
             check_number("epochs", epochs, whole=True)
         check_number("batch_size", self.batch_size, whole=True)
@@ -85,7 +84,7 @@ class Comparison:
                 dataset=dataset,
                 hidden=self.hidden,
                 method=name,
-                params=configure(name, **self.settings.get(name, {})).get_params(deep=False),
+                params=methods.get(name, **self.settings.get(name, {})).get_params(deep=False),
                 activation=self.activation,
                 output=self.output,
                 loss=self.loss,

@@ -84,7 +84,7 @@ def run(
 def _settings(trial: Trial) -> dict[str, Any]:
     """Every parameter of the trial's method, defaults too, as JSON gives it back."""
     try:
-        params = methods.get(trial.method).set_params(**trial.params).get_params(deep=False)
+        params = methods.get(trial.method, **trial.params).get_params(deep=False)
     except ValueError:  # which the run itself will say
         params = trial.params
     settings: dict[str, Any] = json.loads(json.dumps(params, default=repr))
@@ -99,8 +99,7 @@ def _train(
     output = activations.get(trial.output, **trial.output_params)
     sizes = [X.shape[1], *trial.hidden, n_outputs]
     model = mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
-    method = methods.get(trial.method)
-    method.set_params(**trial.params)
+    method = methods.get(trial.method, **trial.params)
     task = Task.infer(y, n_outputs, trial.loss)
     size = min(trial.batch_size, len(X))
     more: dict[str, Any] = {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from lpom.data import Batch
-from lpom.exceptions import unknown_name
 from lpom.methods.admm import ADMM
 from lpom.methods.admm_hashing import ADMMHashing
 from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
@@ -15,6 +14,7 @@ from lpom.methods.lifted import LiftedNetworks
 from lpom.methods.lpom import LPOM
 from lpom.methods.mac import MAC
 from lpom.methods.tikhonov import Tikhonov
+from lpom.registry import build
 
 METHODS: dict[str, type[Method[Any]]] = {
     method.name: method
@@ -35,15 +35,9 @@ METHODS: dict[str, type[Method[Any]]] = {
 }
 
 
-def get(method: str | Method[Any]) -> Method[Any]:
-    """A method by its name (with default hyperparameters), or itself."""
-    if isinstance(method, Method):
-        return method
-    if not isinstance(method, str):
-        raise TypeError(f"method must be a name or a Method, got {type(method).__name__}.")
-    if method not in METHODS:
-        raise ValueError(unknown_name("method", method, METHODS))
-    return METHODS[method]()
+def get(method: str | Method[Any], **settings: Any) -> Method[Any]:
+    """A method by its name, with hyperparameters; a `Method` is returned as it is."""
+    return build("method", Method, METHODS, method, settings)  # type: ignore[type-abstract]
 
 
 def names() -> list[str]:

@@ -34,10 +34,20 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 def make_optimizer(
     optimizer: str | Factory, parameters: list[nn.Parameter], learning_rate: float, schedule: str
 ) -> torch.optim.Optimizer:
-    """A torch optimiser over ``parameters`` from a name, or from a function of the parameters."""
+    """A torch optimiser over ``parameters`` from a name, a class, or a function of the parameters.
+
+    A function sets the learning rate itself.
+    """
     check_choice("schedule", schedule, tuple(SCHEDULES))
     check_number("learning_rate", learning_rate)
-    if callable(optimizer):
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a name, a class or a function of the parameters, got an instance "
+            f"of {type(optimizer).__name__}; give the class itself."
+        )
+    if isinstance(optimizer, type):
+        made: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)
+    elif callable(optimizer):
         made = optimizer(parameters)
     else:
         check_choice("optimizer", optimizer, tuple(OPTIMIZERS))

@@ -80,8 +80,9 @@ class LPOM(Method[LPOMState]):
         Give the gradient of each layer's convex problem to an optimiser, or solve that problem by
         Algorithm 2.
     optimizer, learning_rate, schedule : for adaptive weights
-        A name ("adam", "sgd", ...) or a function of the parameters that returns a
-        ``torch.optim`` optimiser; the schedule ("linear", "cosine", "constant") spans the run.
+        A name ("adam", "sgd", ...), a class of ``torch.optim``, or a function of the parameters
+        that returns an optimiser with a learning rate of its own. The schedule ("linear",
+        "cosine", "constant") scales either rate over the run.
     iterations, ridge : for exact weights
         Iterations of Algorithm 2, and its ridge relative to the size of the states. Of a pair
         the ridge grows over the run, geometrically from the first to the second number: it holds
