@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -298,3 +299,16 @@ def test_custom_works_as_a_module_and_in_float32():
     torch.testing.assert_close(gap.double(), exact, rtol=1e-5, atol=1e-5)
     with pytest.raises(TypeError, match="'softsign'.*cannot be saved by name"):
         made.params()
+
+
+@every
+def test_between_kinks_an_activation_is_affine(activation):
+    if activation.kinks is None:
+        return
+    assert list(activation.kinks) == sorted(set(activation.kinks))
+    ends = [-50.0, *activation.kinks, 50.0]
+    for low, high in itertools.pairwise(ends):
+        z = torch.linspace(low, high, 101, dtype=torch.float64)[1:-1]
+        x = activation.phi(z)
+        line = torch.lerp(x[0], x[-1], (z - z[0]) / (z[-1] - z[0]))
+        torch.testing.assert_close(x, line)

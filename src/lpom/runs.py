@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any, final
 
@@ -19,7 +17,8 @@ import torch
 import lpom
 from lpom import losses, methods, plots
 from lpom.exceptions import ModelFileError
-from lpom.files import check_writable, write_atomically
+from lpom.files import write_atomically
+from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
 from lpom.history import History
 from lpom.loop import Callback, EarlyStopping, Result
 from lpom.methods import Method
@@ -28,13 +27,6 @@ from lpom.predictor import Predictor
 from lpom.preparation import Prepared
 from lpom.training import evaluate, fit
 
-MODEL, CONFIG, HISTORY, CURVES = FILES = (
-    "model.safetensors",
-    "config.json",
-    "history.jsonl",
-    "curves.png",
-)
-REPORT, TENSORBOARD = "report.html", "tensorboard"  # what may lie beside them
 _REGRESSION_LOSSES = ("squared", "huber")
 
 
@@ -92,7 +84,7 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """The run that :meth:`write` left in a folder."""
-        _check_folder(folder)
+        check_folder(folder)
         try:
             config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
             history = History.from_jsonl(folder / HISTORY, config.get("metric", "accuracy"))
@@ -108,7 +100,7 @@ def read_predictor(run: Path) -> Predictor:
     """What predicts, from the folder of a run or from a model file by itself."""
     if run.is_file():
         return Predictor.load(run)
-    _check_folder(run)
+    check_folder(run)
     return Predictor.load(run / MODEL)
 
 
@@ -184,52 +176,6 @@ def train(
     }
     predictor = Predictor(model.cpu(), data.features, data.target, result.task.loss)
     return Run(predictor, result.history, config)
-
-
-@contextmanager
-def run_folder(out: Path | None, name: str, *, force: bool = False) -> Iterator[Path]:
-    """A folder to write a run to: ``out``, or the next free ``runs/<name>-<n>``.
-
-    It is made before training, so that a folder nobody can write to is noticed in time, and taken
-    away again if nothing was written to it.
-    """
-    folder = _next_free(name) if out is None else out
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; expected a folder for the run. Name another one.")
-    there = [file for file in FILES if (folder / file).exists()]
-    if there and not force:
-        raise ValueError(
-            f"{folder} already holds a run ({', '.join(there)}). Name another folder, or say "
-            "--force to write over it."
-        )
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=out is not None)
-    try:
-        check_writable(folder)
-        yield folder
-    finally:
-        for path in made:
-            if not any(path.iterdir()):
-                path.rmdir()
-
-
-def forget_events(folder: Path) -> None:
-    """Take away what TensorBoard has of an old run that is written over."""
-    for old in (folder / TENSORBOARD).glob("events.out.tfevents.*"):
-        old.unlink()
-
-
-def _next_free(name: str) -> Path:
-    folders = (Path("runs") / f"{name}-{n}" for n in count(1))
-    return next(folder for folder in folders if not folder.exists())
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / MODEL).is_file():
-        what = "has no model.safetensors in it" if folder.is_dir() else "does not exist"
-        raise ModelFileError(
-            f"{folder} {what}; expected the folder of a run, as `lpom train` prints it."
-        )
 
 
 def _check_loss(loss: str, data: Prepared) -> None:

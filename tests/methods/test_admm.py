@@ -11,7 +11,9 @@ import torch
 import lpom
 from lpom.activations import get as activation_of
 from lpom.methods import ADMM, ADMMHashing, Batch, Problem
-from lpom.methods.blocks import Regression, preactivation, ridge_states
+from lpom.methods.blocks import ridge_states
+from lpom.methods.preactivation import preactivation
+from lpom.methods.regression import Regression
 from lpom.network import Lifted
 
 

@@ -11,8 +11,8 @@ import lpom
 from lpom.activations import get as activation_of
 from lpom.maps import Dense
 from lpom.methods import MAC, SGD, Batch, Problem
-from lpom.methods.blocks import Regression
 from lpom.methods.mac import gauss_newton_states, gauss_newton_weights
+from lpom.methods.regression import Regression
 from lpom.network import Layer, Lifted
 
 SMOOTH = ["identity", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "softplus", "hardtanh"]

@@ -9,7 +9,8 @@ from scipy.optimize import nnls
 
 import lpom
 from lpom.methods import Batch, Problem, Tikhonov
-from lpom.methods.blocks import Regression, estimated_norm, nonnegative_states
+from lpom.methods.blocks import estimated_norm, nonnegative_states
+from lpom.methods.regression import Regression
 from lpom.network import Lifted
 
 

@@ -67,6 +67,11 @@ class Activation(ABC):
         return torch.where(torch.isinf(total), total, total - x * z)
 
     @property
+    def kinks(self) -> tuple[float, ...] | None:
+        """Points between which phi is affine, in order; None if it is curved."""
+        return None
+
+    @property
     def jumps(self) -> bool:
         """Whether phi is discontinuous."""
         return math.isinf(self.lipschitz)

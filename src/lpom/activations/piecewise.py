@@ -19,6 +19,7 @@ class Identity(Activation):
     """No activation at all."""
 
     name = "identity"
+    kinks = ()
     lipschitz = 1.0
     lower = -math.inf
     upper = math.inf
@@ -45,6 +46,7 @@ class ReLU(Activation):
     r"""Rectifier :math:`\max(z, 0)`."""
 
     name = "relu"
+    kinks = (0.0,)
     lipschitz = 1.0
     lower = 0.0
     upper = math.inf
@@ -75,6 +77,7 @@ class LeakyReLU(Activation):
     negative_slope: float = 0.01
 
     name = "leaky_relu"
+    kinks = (0.0,)
     lipschitz = 1.0
     lower = -math.inf
     upper = math.inf

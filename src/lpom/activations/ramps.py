@@ -32,6 +32,12 @@ class _Ramps(Activation):
         """Levels, height a, width w, first centre c, spacing h, lower value d."""
 
     @property
+    def kinks(self) -> tuple[float, ...]:
+        levels, _, w, c, h, _ = self._shape
+        ends = {c + k * h + side * w / 2 for k in range(levels) for side in (-1, 1)}
+        return tuple(sorted(ends))
+
+    @property
     def lipschitz(self) -> float:
         _, a, w, *_ = self._shape
         return a / w if w > 0 else math.inf

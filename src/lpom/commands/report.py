@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from lpom.folders import MODEL, REPORT
 from lpom.report import write_report
-from lpom.runs import MODEL, REPORT
 
 
 def report(

@@ -13,8 +13,9 @@ from rich.markup import escape
 from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
+from lpom.folders import TENSORBOARD, forget_events, run_folder
 from lpom.preparation import Prepared, prepare
-from lpom.runs import TENSORBOARD, Run, Settings, forget_events, run_folder
+from lpom.runs import Run, Settings
 from lpom.tensorboard import TensorBoard
 
 

@@ -13,7 +13,8 @@ from lpom.activations import Identity
 from lpom.checks import check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem
-from lpom.methods.blocks import half_square, preactivation, ridge_states
+from lpom.methods.blocks import half_square, ridge_states
+from lpom.methods.preactivation import preactivation
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total

@@ -11,7 +11,8 @@ from torch import Tensor
 from lpom.checks import check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem
-from lpom.methods.blocks import Regression, estimated_norm, half_square, slope
+from lpom.methods.blocks import estimated_norm, half_square, slope
+from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total

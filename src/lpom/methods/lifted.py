@@ -12,13 +12,8 @@ from torch import Tensor
 from lpom.checks import check_choice, check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem, State
-from lpom.methods.blocks import (
-    Regression,
-    estimated_norm,
-    half_square,
-    nonnegative_states,
-    require_relu,
-)
+from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
+from lpom.methods.regression import Regression
 from lpom.network import Layer
 from lpom.objective import Objective, per_layer, total
 

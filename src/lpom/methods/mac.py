@@ -12,7 +12,7 @@ from torch import Tensor
 from lpom.checks import check_choice, check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem
-from lpom.methods.blocks import Regression, half_square, ridge_states, slope
+from lpom.methods.blocks import half_square, ridge_states, slope
 from lpom.methods.optimizers import (
     Factory,
     OptimizerState,
@@ -20,6 +20,7 @@ from lpom.methods.optimizers import (
     make_optimizer,
     set_progress,
 )
+from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total

@@ -11,7 +11,7 @@ from torch import Tensor
 from lpom.data import Batch
 from lpom.maps import LinearMap
 from lpom.methods.base import State
-from lpom.methods.blocks import Regression
+from lpom.methods.regression import Regression
 
 
 @dataclass

@@ -11,12 +11,7 @@ import torch
 from lpom.checks import check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem
-from lpom.methods.blocks import (
-    estimated_norm,
-    half_square,
-    nonnegative_states,
-    require_relu,
-)
+from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
 from lpom.methods.samples import SampleState, same_data
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total

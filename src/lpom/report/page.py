@@ -21,8 +21,9 @@ from lpom import datasets
 from lpom.datasets.base import DataDir
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
+from lpom.folders import CONFIG
 from lpom.report.content import describe
-from lpom.runs import CONFIG, Run
+from lpom.runs import Run
 
 
 def write_report(
