@@ -251,7 +251,7 @@ def test_lists_name_everything_there_is():
 def test_an_interrupted_run_is_kept(table, monkeypatch):
     ends = iter([None, None])
 
-    def stop(self, problem, state):
+    def stop(self, problem, batch, state):
         if next(ends, "now") == "now":
             raise KeyboardInterrupt
 

@@ -210,3 +210,16 @@ def test_a_weight_made_of_other_parameters_is_refused():
         Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))
     torch.nn.utils.parametrize.remove_parametrizations(layer, "weight")
     assert len(Lifted.from_module(nn.Sequential(layer, nn.ReLU(), nn.Linear(8, 3)))) == 2
+
+
+def test_widths_must_fit():
+    with pytest.raises(ValueError, match="takes 5 inputs, but the one before it has 4 outputs"):
+        Lifted.from_module(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(5, 2)))
+
+
+def test_a_module_of_ones_own_is_sent_back_for_its_sequential():
+    class Own(nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="expected a torch.nn.Sequential .*, got Own"):
+        Lifted.from_module(Own())

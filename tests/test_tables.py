@@ -207,3 +207,18 @@ def test_splits_are_stratified_seeded_and_whole():
     other = split_rows(100, 0.2, np.random.default_rng(4), classes)[1]
     assert list(hold) == list(again) != list(other)
     assert len(split_rows(3, 0.1, np.random.default_rng(0))[1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ([*range(20), "n/a?", *range(21, 60)], "holds 'n/a\\?' in row 21, where most .* numbers"),
+        ([f"{k},5" for k in range(60)], "numbers with a decimal comma, like '0,5'"),
+        ([f"2024-{1 + k // 28:02}-{1 + k % 28:02}" for k in range(60)], "dates, like '2024-01-01'"),
+        ([f"person {k}" for k in range(60)], "60 different texts in 60 rows.*--ignore a"),
+    ],
+)
+def test_a_column_of_texts_that_all_differ_is_told_what_it_is(values, sentence):
+    frame = pd.DataFrame({"a": [str(value) for value in values], "b": range(60)})
+    with pytest.raises(DataError, match=f"column 'a' .*{sentence}"):
+        Features.fit(frame)

@@ -539,3 +539,9 @@ def test_a_state_is_cast_to_the_model_it_is_given_to(digits):
     for method in ("lpom", LPOM(order="top-down"), "adam"):
         result = lpom.fit(model, X, y, epochs=1, method=method)
         lpom.fit(deepcopy(model).double(), X, y, epochs=1, method=method, state=result.state)
+
+
+def test_an_infinite_loss_is_said():
+    X, y = torch.randn(50, 3), 1e30 * torch.randn(50)
+    with pytest.warns(ConvergenceWarning, match="the loss is inf although.*Standardise"):
+        lpom.fit(lpom.mlp([3, 1], seed=0), X, y, epochs=1)

@@ -6,6 +6,8 @@ from importlib import import_module
 from numbers import Real
 from typing import Any
 
+import torch
+
 from lpom.exceptions import unknown_name
 
 
@@ -35,3 +37,17 @@ def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(f"{purpose} needs {package}: pip install {install}") from error
+
+
+def as_device(name: str | torch.device) -> torch.device:
+    """The device of this name, "auto" being the first GPU if there is one; or what to use."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:  # torch raises either
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"there is no device {name!r} here ({reason}). Use 'cpu', 'auto', or one that torch "
+            "knows, e.g. 'cuda:0'."
+        ) from error

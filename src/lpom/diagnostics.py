@@ -56,6 +56,12 @@ class Diagnosis:
 
     def advice(self) -> list[str]:
         """What to look at, in words; empty when all is well."""
+        dark = [i for i, layer in enumerate(self.layers[:-1]) if layer.dead == 1]
+        if dark:
+            return [
+                f"every unit of layer {dark[0]} is dead, so nothing gets through: start anew with "
+                "other weights, a leaky activation, or a smaller learning rate."
+            ]
         sentences = [
             f"output {k} is dead: use an identity or leaky output activation, or a small positive "
             "bias on the last layer."

@@ -160,7 +160,7 @@ class Run:
         self._record(batch, measured, seconds, seen)
 
     def _record(self, batch: Batch, measured: Score, seconds: float, seen: int) -> None:
-        self.method.end_epoch(self.problem, self.state)
+        self.method.end_epoch(self.problem, batch, self.state)
         objective = self.method.objective(self.problem, batch, self.state)
         size = float(batch.total_weight)
         checked = None
@@ -180,6 +180,12 @@ class Run:
                 rates=tuple(self.method.rates(self.problem, self.state)),
             )
         )
+        if not math.isfinite(measured.loss):
+            self.state.remark(
+                "infinite loss",
+                f"the loss is {measured.loss} although all weights are finite: the data is too "
+                "large in size. Standardise X, and y if it holds numbers.",
+            )
         dead = measured.constant_outputs()
         if dead and self.task.kind != "numbers":
             self.state.remark(

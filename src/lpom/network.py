@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -145,6 +146,11 @@ def _layers(model: nn.Module, modules: Sequence[nn.Module]) -> list[Layer]:
             seen.add(module)
             maps.append(Dense(module))
             acts.append(None)
+        elif module is model:
+            raise ValueError(
+                "expected a torch.nn.Sequential of Linear layers and activations, got "
+                f"{type(model).__name__}; pass the Sequential inside it, or build one."
+            )
         elif not maps:
             raise ValueError(
                 f"the model must begin with a Linear layer, got {module}. "
@@ -163,6 +169,12 @@ def _layers(model: nn.Module, modules: Sequence[nn.Module]) -> list[Layer]:
                     "Put a Linear layer between them or drop one."
                 )
             acts[-1] = activation
+    for below, above in itertools.pairwise(maps):
+        if below.n_outputs != above.n_inputs:
+            raise ValueError(
+                f"a Linear layer takes {above.n_inputs} inputs, but the one before it has "
+                f"{below.n_outputs} outputs."
+            )
     if not maps:
         raise ValueError(
             "the model has no Linear layer to train; expected a torch.nn.Sequential of Linear "

@@ -16,6 +16,7 @@ import torch
 
 import lpom
 from lpom import losses, methods, plots
+from lpom.checks import as_device
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
@@ -119,7 +120,7 @@ def train(
     """
     method = methods.get(settings.method)
     _check_loss(settings.loss, data)
-    device = _device(settings.device)
+    device = as_device(settings.device)
     batch_size, epochs = settings.planned(len(data.train[0]))
     sizes = [data.features.n_inputs, *settings.hidden, data.target.n_outputs]
     model = mlp(sizes, settings.activation, settings.output_activation, seed=settings.seed)
@@ -185,19 +186,6 @@ def _check_loss(loss: str, data: Prepared) -> None:
             f"the loss {name!r} is for classes, and {data.target.name!r} is a number; take "
             f"{' or '.join(map(repr, _REGRESSION_LOSSES))}, or --task classification."
         )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch raises either
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"there is no device {name!r} here ({reason}). Take 'cpu', 'auto', or one that torch "
-            "can use, e.g. 'cuda:0'."
-        ) from error
 
 
 def _timing(result: Result, n: int, started: datetime) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lpom import methods
-from lpom.checks import check_number
+from lpom.checks import as_device, check_number
 from lpom.data import Arrays, Loader, Source, first_targets, n_rows, to_measure
 from lpom.loop import Callback, EarlyStopping, Result, Run, measure
 from lpom.losses import Loss
@@ -75,7 +75,7 @@ def fit(
     if callable(callbacks):
         callbacks = [callbacks]
     if device is not None:
-        model.to(device)
+        model.to(as_device(device))
     network = Lifted.from_module(model)
     if not any(parameter.requires_grad for parameter in network.parameters):
         raise ValueError(

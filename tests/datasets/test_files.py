@@ -126,7 +126,7 @@ CSV_ERRORS = {
     "all lines longer": (b"a,b\n1,2,3\n1,2,3\n", "as many values in each line .*cannot be read"),
     "open quote": (b'a,b\n1,"2\n3,4\n', "cannot be read .*EOF inside string"),
     "cut off": (b"a,b,c\n1,2,3\n4,5\n", "missing, NaN or infinite in column 'c', row 2 "),
-    "not text": (b"a,b\n\xff\xfe\x80,1\n", "cannot be read .*codec can't decode"),
+    "not text": (b"a,b\n\xff\xfe\x80,1\n", "is not UTF-8 text .*Save it with the encoding UTF-8"),
     "zeros": (b"a,b\n1,2\n" + bytes(40), "should be text, but holds zero bytes"),
     "twice": (b"a,b,a,b,c\n1,2,3,4,5\n", "a name of its own, got 'a', 'b' more than once"),
     "no header": (b"1,1,2\n1,2,3\n", "got '1' more than once.*if the first line holds data"),
@@ -241,3 +241,11 @@ def test_npz_arrays_that_do_not_fit(
 ) -> None:
     np.savez(tmp_path / "t.npz", **arrays)
     refused(tmp_path / "t.npz", None, message)
+
+
+def test_row_numbers_that_pandas_wrote_are_no_feature(tmp_path):
+    frame = pd.DataFrame({"a": [1.5, 2.5], "b": [3, 4]})
+    frame.to_csv(tmp_path / "t.csv")
+    assert list(read_table(tmp_path / "t.csv").features.columns) == ["a", "b"]
+    (tmp_path / "t.csv").write_text(",a\n7,1\n9,2\n")
+    assert list(read_table(tmp_path / "t.csv").features.columns) == ["Unnamed: 0", "a"]

@@ -58,7 +58,7 @@ def test_objective_is_that_of_the_paper(loss, batch_size, weighted, data):
         whole=batch_size == 40,
     )
     method.step(problem, batch, state)
-    method.end_epoch(problem, state)
+    method.end_epoch(problem, batch, state)
     method.step(problem, batch, state)
     with torch.no_grad():
         expected = penalty(model, state.X, batch.target, loss, 6.0, batch.weight)

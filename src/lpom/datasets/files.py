@@ -109,7 +109,7 @@ def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
         _check_names(names, path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a line with more values
-            return pd.read_csv(
+            frame = pd.read_csv(
                 path,
                 sep=separator,
                 index_col=False,
@@ -117,10 +117,17 @@ def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
                 dtype=dict.fromkeys(texts, str),
                 low_memory=False,  # else each piece of a long column gets a type of its own
             )
+        return _without_index(frame) if names[0] == "" and len(names) > 1 else frame
     except (pd.errors.ParserWarning, ValueError, OSError, EOFError, csv.Error, zlib.error) as error:
         if isinstance(error, DataError | PermissionError):
             raise
         raise _unreadable(path, expected, error) from error
+
+
+def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without the row numbers that pandas writes into a first column without a name."""
+    numbers = np.arange(len(frame))
+    return frame.iloc[:, 1:] if np.array_equal(frame.iloc[:, 0].to_numpy(), numbers) else frame
 
 
 def _header(path: Path) -> tuple[list[str], str]:
@@ -185,6 +192,8 @@ def _read_npz(path: Path) -> pd.DataFrame:
 
 
 def _unreadable(path: Path, expected: str, error: BaseException) -> DataError:
+    if isinstance(error, UnicodeDecodeError):
+        return DataError(f"{path} is not UTF-8 text ({error}). Save it with the encoding UTF-8.")
     reason = str(error).strip() or type(error).__name__
     return DataError(
         f"{path} should be {expected}, but cannot be read ({reason}). It is damaged, was cut off, "

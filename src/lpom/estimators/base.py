@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -176,17 +175,29 @@ class BaseMLP(FittedMLP, ABC):
         if self.batch_size != "auto":
             check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
+        if self.early_stopping and not 0 < self.validation_fraction < 1:
+            raise ValueError(
+                "validation_fraction must be a number between 0 and 1, "
+                f"got {self.validation_fraction!r}."
+            )
         if self.learning_rate_init is None:
             return method
+        if "learning_rate" not in method.get_params():
+            raise ValueError(
+                f"method {method.name!r} has no learning rate; leave learning_rate_init=None."
+            )
         changed: Method[Any] = clone(method).set_params(learning_rate=self.learning_rate_init)
         return changed
 
     def _plan(self, n_features: int, n_outputs: int) -> Design:
-        hidden = self.hidden_layer_sizes
-        if isinstance(hidden, Integral):
-            hidden = (int(hidden),)
+        hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
+        if hidden.size and (hidden.ndim != 1 or hidden.dtype.kind not in "iu" or hidden.min() < 1):
+            raise ValueError(
+                "hidden_layer_sizes must be integers above 0, e.g. (100, 50), "
+                f"got {self.hidden_layer_sizes!r}."
+            )
         return Design(
-            (n_features, *hidden, n_outputs),  # type: ignore[misc]
+            (n_features, *hidden.tolist(), n_outputs),
             activations.get(self.activation),
             activations.get(self.output_activation),
         )

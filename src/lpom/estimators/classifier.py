@@ -22,9 +22,10 @@ from lpom.estimators.base import BaseMLP, Targets
 class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     """A fully connected network for classes, trained by LPOM or another method of the library.
 
-    A drop-in for scikit-learn's class of this name. Labels may be of any kind that scikit-learn
-    takes; a 0/1 matrix is several labels at once. Data is taken as it is (scale it first), may be
-    sparse, and float32 stays float32.
+    With the parameters and attributes of scikit-learn's class of this name where they apply; in
+    place of its ``solver``, ``alpha`` and the like there is ``method``. Labels may be of any kind
+    that scikit-learn takes; a 0/1 matrix is several labels at once. Data is taken as it is (scale
+    it first), may be sparse, and float32 stays float32.
 
     Parameters
     ----------

@@ -104,6 +104,6 @@ class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
         """Contraction factors of the state updates, one per layer; none by default."""
         return []
 
-    def end_epoch(self, problem: Problem, state: S) -> None:
-        """Called after each epoch: the place for what follows epochs, and for remarks."""
+    def end_epoch(self, problem: Problem, batch: Batch, state: S) -> None:
+        """Called after each epoch with its last batch: for what follows epochs, and for remarks."""
         return None

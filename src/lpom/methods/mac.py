@@ -153,7 +153,7 @@ class MAC(Method[MACState]):
         loss = total(problem.loss.value(X[-1], batch.target), weight)
         return Objective(loss, tuple(gaps), (state.mu,) * len(network))
 
-    def end_epoch(self, problem: Problem, state: MACState) -> None:
+    def end_epoch(self, problem: Problem, batch: Batch, state: MACState) -> None:
         state.epochs += 1
 
     def _start(self, network: Lifted, batch: Batch, state: MACState) -> Tensor | None:

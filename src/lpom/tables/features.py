@@ -175,9 +175,29 @@ def _flag(column: pd.Series) -> Array:
 def _categories(column: pd.Series) -> tuple[str, ...]:
     values = distinct(column)
     if len(values) > max(FEW, len(column) / 2):
-        raise DataError(
-            f"column {column.name!r} holds {len(values)} different texts in {len(column)} rows: "
-            "it names rows and has nothing to teach. Leave it out "
-            f"(--ignore {column.name})."
-        )
+        raise DataError(f"column {column.name!r} {_no_category(column.astype(str), len(values))}")
     return tuple(values)
+
+
+def _no_category(column: pd.Series, n_values: int) -> str:
+    """What texts that nearly all differ are instead: numbers, dates, or names of rows."""
+    ignore = f"leave the column out (--ignore {column.name})"
+    numbers = pd.to_numeric(column, errors="coerce")
+    if numbers.notna().mean() > 0.5:
+        row = int(np.flatnonzero(numbers.isna())[0])
+        return (
+            f"holds {column.iloc[row]!r} in row {row + 1}, where most other rows hold numbers. "
+            f"Correct the value or remove the row, or {ignore}."
+        )
+    first = column.iloc[0]
+    if pd.to_numeric(column.str.replace(",", "."), errors="coerce").notna().mean() > 0.5:
+        return f"holds numbers with a decimal comma, like {first!r}. Write them with a point."
+    if pd.to_datetime(column, errors="coerce", format="ISO8601").notna().mean() > 0.5:
+        return (
+            f"holds dates, like {first!r}. Turn them into numbers, such as days since the first, "
+            f"or {ignore}."
+        )
+    return (
+        f"holds {n_values} different texts in {len(column)} rows, so it looks like an identifier "
+        f"that cannot generalise; {ignore}."
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from lpom.checks import check_choice, check_number
 from lpom.data import Batch
 from lpom.methods.base import Method, Problem
-from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, sweep
+from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, relative_change, sweep
 from lpom.methods.lpom.weights import exact_step
 from lpom.methods.optimizers import (
     Factory,
@@ -186,8 +186,6 @@ class LPOM(Method[LPOMState]):
 
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
         network = self.as_trained(problem.network, state.progress)
-        if self.sweeps > 1:
-            self._look_for_divergence(problem, batch, state)
         X = state.X or network.feed_forward(batch.inputs)[1]
         return evaluate(network, problem.loss, X, batch.target, state.mu, batch.weight)
 
@@ -217,8 +215,10 @@ class LPOM(Method[LPOMState]):
                 break
 
     @torch.no_grad()
-    def _look_for_divergence(self, problem: Problem, batch: Batch, state: LPOMState) -> None:
+    def end_epoch(self, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Sweep a batch once more with the weights standing still, and see whether F falls."""
+        if self.sweeps == 1:
+            return
 
         def F() -> float:
             loss, target = problem.loss, batch.target
@@ -311,16 +311,3 @@ def geometric(ends: tuple[float, float], progress: float) -> float:
     """Between the two ends, at this share of the run, by equal factors."""
     first, last = ends
     return first * math.pow(last / first, progress)
-
-
-def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
-    """The largest relative change of any layer's pre-activations.
-
-    Not of its states: where phi is flat these stand still while the former are on their way.
-    """
-    tiny = torch.finfo(new[0].dtype).tiny
-    changes = [
-        torch.linalg.vector_norm(b - a) / torch.linalg.vector_norm(a).clamp_min(tiny)
-        for a, b in zip(old, new, strict=True)
-    ]
-    return torch.stack(changes).max()

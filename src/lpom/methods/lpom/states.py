@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from lpom.losses import Loss
@@ -112,3 +113,16 @@ def sweep(states: BatchStates, order: str, visit: Visit | None = None) -> None:
                 visit(i, R)
         if visit is None:
             states.refresh_all()
+
+
+def relative_change(old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
+    """The largest relative change of any layer's pre-activations.
+
+    Not of its states: where phi is flat these stand still while the former are on their way.
+    """
+    tiny = torch.finfo(new[0].dtype).tiny
+    changes = [
+        torch.linalg.vector_norm(b - a) / torch.linalg.vector_norm(a).clamp_min(tiny)
+        for a, b in zip(old, new, strict=True)
+    ]
+    return torch.stack(changes).max()
