@@ -411,7 +411,7 @@ def test_bad_input_gets_a_sentence_and_leaves_the_model_as_it_was(blobs, case):
 
 def test_partial_fit_says_what_it_cannot_do(blobs):
     X, y = blobs
-    with pytest.raises(ValueError, match="first call of partial_fit needs classes"):
+    with pytest.raises(ValueError, match="classes must be passed on the first call"):
         small().partial_fit(X, y)
     with pytest.raises(ValueError, match="cannot stop early"):
         small(early_stopping=True).partial_fit(X, y, classes=np.unique(y))

@@ -134,7 +134,7 @@ def test_missing_metadata(saved):
     with pytest.raises(ModelFileError, match="lacks 'architecture', a JSON list, in its"):
         saving.load(saved)
     saved.write_bytes(safetensors.torch.save({"weight": torch.ones(2)}))
-    with pytest.raises(ModelFileError, match="no model of lpom"):
+    with pytest.raises(ModelFileError, match="not an lpom model"):
         saving.load(saved)
 
 
@@ -151,12 +151,12 @@ def test_an_unknown_version(saved):
         (1, {"inputs": 6}, "layer 1 with 6 inputs.*below it has 5 outputs"),
         (1, {"bias": False}, "no place for layers.1.bias"),
         (0, {"dtype": "float64"}, "should have shape .* of torch.float64, got .*float32"),
-        (0, {"dtype": "int64"}, "layer 0 in no way known: 'int64'"),
+        (0, {"dtype": "int64"}, "an invalid description of layer 0: 'int64'"),
         (0, {"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         (0, {"parameters": {"slope": 2}}, "'tanh' has no setting 'slope'"),
         (0, {"kind": "convolution"}, "kind 'convolution'"),
-        (0, {"inputs": -3}, "layer 0 in no way known"),
-        (0, {"inputs": "3"}, "layer 0 in no way known"),
+        (0, {"inputs": -3}, "an invalid description of layer 0"),
+        (0, {"inputs": "3"}, "an invalid description of layer 0"),
     ],
 )
 def test_an_architecture_that_does_not_fit(saved, i, changes, sentence):
@@ -182,7 +182,7 @@ def test_layers_missing_or_too_many(saved):
 def test_metadata_that_are_no_json(saved, text):
     tensors, _ = parts(saved)
     saved.write_bytes(safetensors.torch.save(tensors, metadata={"lpom": text}))
-    with pytest.raises(ModelFileError, match="metadata that are no JSON"):
+    with pytest.raises(ModelFileError, match="metadata that is not valid JSON"):
         saving.load(saved)
 
 

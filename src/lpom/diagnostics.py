@@ -59,7 +59,7 @@ class Diagnosis:
         dark = [i for i, layer in enumerate(self.layers[:-1]) if layer.dead == 1]
         if dark:
             return [
-                f"every unit of layer {dark[0]} is dead, so nothing gets through: start anew with "
+                f"every unit of layer {dark[0]} is dead, so nothing gets through: start again with "
                 "other weights, a leaky activation, or a smaller learning rate."
             ]
         sentences = [
@@ -69,7 +69,7 @@ class Diagnosis:
         ]
         sentences += [
             f"the state above layer {i} may not contract (rate {layer.rate:.2f}): with more than "
-            "one sweep take step_rule='safe'."
+            "one sweep use step_rule='safe'."
             for i, layer in enumerate(self.layers)
             if layer.rate >= 1
         ]

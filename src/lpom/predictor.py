@@ -76,6 +76,6 @@ class Predictor:
             raise ModelFileError(
                 f"{path} holds a network with {network.n_inputs} inputs and {network.n_outputs} "
                 f"outputs for a table that makes {features.n_inputs} and {target.n_outputs}. "
-                "Take the original file, or train again."
+                "Use the original file, or train again."
             )
         return cls(model, features, target, loss)

@@ -65,7 +65,7 @@ def prepare(
     """Read, encode and split ``data``: the name of a data set, or a CSV, Parquet or NPZ file.
 
     A data set has its own target and test part. A file needs ``target``, and ``test_fraction`` of
-    its rows, 20 % by default, are held back as a test. Of the rows to train on 10 % are only
+    its rows, 20 % by default, are held out for testing. Of the rows to train on 10 % are only
     watched. The seed decides which.
     """
     rng = np.random.default_rng(seed)
@@ -141,7 +141,7 @@ def _from_file(
     if not len(tested) or len(rest) < 2:
         raise DataError(
             f"{path} has {n} rows: {len(tested)} to test and {len(rest)} to train on, and at least "
-            "1 and 2 are needed. Take a larger table, or another test fraction."
+            "1 and 2 are needed. Use a larger table, or another test fraction."
         )
     kept, watched = split_rows(
         len(rest), VALIDATION_FRACTION, rng, None if classes is None else classes[rest]
@@ -159,7 +159,7 @@ def _from_file(
         (X[kept], y[kept]),
         (X[watched], y[watched]) if len(watched) else None,
         (X[tested], y[tested]),
-        f"{path}; {kind} split, {fraction:.0%} of the rows held back as a test.",
+        f"{path}; {kind} split, {fraction:.0%} of the rows held out for testing.",
         {
             "data": str(path.resolve()),
             "target": target.name,

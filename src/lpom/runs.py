@@ -183,7 +183,7 @@ def _check_loss(loss: str, data: Prepared) -> None:
     name = losses.get(loss).name if loss != "auto" else loss
     if data.target.task == "regression" and name not in ("auto", *_REGRESSION_LOSSES):
         raise ValueError(
-            f"the loss {name!r} is for classes, and {data.target.name!r} is a number; take "
+            f"the loss {name!r} is for classes, and {data.target.name!r} is a number; use "
             f"{' or '.join(map(repr, _REGRESSION_LOSSES))}, or --task classification."
         )
 

@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
     if header["sha256"] != _checksum(tensors, header):
         raise ModelFileError(
             f"{path} was changed after it was written: its checksum does not match its contents. "
-            "Take the original file, or train again."
+            "Use the original file, or train again."
         )
     model = _build(path, header["architecture"], tensors)
     _check_finite(tensors, str(path))
@@ -149,13 +149,13 @@ def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]
     texts = json.loads(content[8 : 8 + size]).get("__metadata__", {})
     if FORMAT not in texts:
         raise ModelFileError(
-            f"{path} is a safetensors file, but no model of lpom: its metadata has no {FORMAT!r}. "
+            f"{path} is a safetensors file, but not an lpom model: its metadata has no {FORMAT!r}. "
             "Expected a file that `lpom train` or lpom.saving.save wrote."
         )
     try:
         return tensors, dict(json.loads(texts[FORMAT]))
     except (TypeError, ValueError) as error:
-        raise ModelFileError(f"{path} holds metadata that are no JSON ({error}).") from error
+        raise ModelFileError(f"{path} has metadata that is not valid JSON ({error}).") from error
 
 
 def _check_header(path: Path, header: Mapping[str, Any]) -> None:
@@ -169,7 +169,7 @@ def _check_header(path: Path, header: Mapping[str, Any]) -> None:
         if not isinstance(header.get(key), kind):
             raise ModelFileError(
                 f"{path} lacks {key!r}, a JSON {kind.__name__}, in its metadata. It was changed "
-                "after it was written: take the original file, or train again."
+                "after it was written: use the original file, or train again."
             )
 
 
@@ -220,5 +220,5 @@ def _layer(path: Path, i: int, layer: Any) -> tuple[nn.Linear, Activation]:
             device="meta",
         )
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelFileError(f"{path} describes layer {i} in no way known: {error}") from error
+        raise ModelFileError(f"{path} has an invalid description of layer {i}: {error}") from error
     return linear, activation

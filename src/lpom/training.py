@@ -153,7 +153,7 @@ def _bound(state: State, method: Method[Any], problem: Problem) -> State:
     if type(state) is not type(fresh):
         raise TypeError(
             f"state should come from a run of method {method.name!r} ({type(fresh).__name__}), "
-            f"got {type(state).__name__}. Leave it out to start anew."
+            f"got {type(state).__name__}. Leave it out to start again."
         )
     if state.serves(problem):
         return state

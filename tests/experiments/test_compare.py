@@ -234,7 +234,7 @@ class TestCommand:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 130
         assert "1 of 2 runs are finished and kept" in result.stderr
-        assert "The same command goes on" in result.stderr
+        assert "The same command continues" in result.stderr
         assert CliRunner().invoke(app, arguments).exit_code == 0
 
     def test_all_are_all_methods(self, tmp_path, monkeypatch):

@@ -24,11 +24,11 @@ from lpom.runs import Settings
 def compare(
     data: options.Data,
     chosen: Annotated[
-        str, typer.Option("--methods", help="Names with commas between, or all.")
+        str, typer.Option("--methods", help="Comma-separated names, or all.")
     ] = "lpom,adam,sgd",
     hidden: options.Hidden = "100",
     epochs: options.AsNeeded = None,
-    seeds: Annotated[str, typer.Option(help="Seeds with commas between.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="METHOD.SETTING=VALUE, e.g. admm.beta=2; may be repeated."),
@@ -93,7 +93,7 @@ def compare(
         except KeyboardInterrupt:
             typer.echo(
                 f"interrupted: {follower.finished} of {len(trials)} runs are finished and kept in "
-                f"{folder}. The same command goes on with the rest.",
+                f"{folder}. The same command continues with the rest.",
                 err=True,
             )
             raise typer.Exit(130) from None

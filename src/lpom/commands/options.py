@@ -15,13 +15,14 @@ Data: TypeAlias = Annotated[
 ]
 TargetColumn: TypeAlias = Annotated[str | None, typer.Option(help="Column of a file to predict.")]
 TaskName: TypeAlias = Annotated[
-    str | None, typer.Option(help="classification or regression; else the target tells.")
+    str | None,
+    typer.Option(help="classification or regression, else inferred from the target."),
 ]
 Ignored: TypeAlias = Annotated[
     list[str] | None, typer.Option(help="Column of a file to leave out; may be repeated.")
 ]
 TestFraction: TypeAlias = Annotated[
-    float | None, typer.Option(help=f"Share of a file held back as a test ({TEST_FRACTION}).")
+    float | None, typer.Option(help=f"Share of a file held out for testing ({TEST_FRACTION}).")
 ]
 DataDir: TypeAlias = Annotated[
     Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
@@ -29,7 +30,9 @@ DataDir: TypeAlias = Annotated[
 Hidden: TypeAlias = Annotated[str, typer.Option(help="Widths of hidden layers, or none.")]
 ActivationName: TypeAlias = Annotated[str, typer.Option(help="See lpom activations.")]
 OutputActivation: TypeAlias = Annotated[str, typer.Option(help="Of the last layer.")]
-AsNeeded: TypeAlias = Annotated[int | None, typer.Option(help="By default as the data need it.")]
+AsNeeded: TypeAlias = Annotated[
+    int | None, typer.Option(help="By default chosen from the size of the data.")
+]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
 

@@ -29,6 +29,8 @@ def report(
 
     It holds all it needs and fetches nothing. Several runs are drawn over each other.
     """
+    if data_dir is not None and not data_dir.is_dir():
+        raise ValueError(f"--data-dir: there is no folder {data_dir}.")
     folders = runs or [_newest(Path("runs"))]
     path = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
     write_report(folders, path, data_dir=data_dir)

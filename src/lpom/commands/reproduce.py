@@ -19,7 +19,7 @@ from lpom.files import check_writable
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"{', '.join(EXPERIMENTS)}, or all.")],
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     epochs: Annotated[
         int | None, typer.Option(help="In place of the experiment's own.", min=1)
     ] = None,

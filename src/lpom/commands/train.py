@@ -48,8 +48,10 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log to the folder tensorboard of the run too.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over the run in --out.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the folder and no more.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print only the folder of the run.")
+    ] = False,
 ) -> None:
     """Train a network on a data set or a file, and keep the run in a folder."""
     given = {
@@ -126,5 +128,5 @@ def _header(data: Prepared, settings: Settings) -> str:
 def _report(console: Console, run: Run) -> None:
     config = run.config
     if config["status"] == "interrupted":
-        console.print(f"interrupted after {len(run.history)} epochs; what was learnt is kept")
+        console.print(f"interrupted after {len(run.history)} epochs; the run is kept")
     console.print(results_table(config))

@@ -140,8 +140,8 @@ class BaseMLP(FittedMLP, ABC):
             self._model = mlp(*design, seed=self._seed(), dtype=dtype)
         elif design != self._design:
             raise ValueError(
-                f"training goes on with a network of {self._design}, but parameters and data now "
-                f"ask for {design}. Set them back, or fit anew with warm_start=False."
+                f"cannot continue: the fitted network is {self._design}, but parameters and data "
+                f"now require {design}. Set them back, or fit again with warm_start=False."
             )
         else:
             self._model, state = deepcopy((self._model, self.result_.state))

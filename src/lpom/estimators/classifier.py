@@ -158,7 +158,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             )
         if self._is_fitted() and known and self._multilabel != (kind == "multilabel-indicator"):
             raise ValueError(
-                "training goes on with "
+                "cannot continue: the fitted estimator has "
                 + ("a 0/1 matrix of labels" if self._multilabel else "one class label per row")
                 + f" as y, but got {kind}."
             )
@@ -176,7 +176,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         if not known:
             self.classes_ = unique_labels(y)
         elif "classes_" not in vars(self):
-            raise ValueError("the first call of partial_fit needs classes, all that will come.")
+            raise ValueError("classes must be passed on the first call to partial_fit.")
         elif unseen := sorted(set(y.tolist()) - set(self.classes_.tolist())):
             raise ValueError(
                 f"y holds classes that are not among those of the first call: {_listed(unseen)}; "

@@ -57,12 +57,12 @@ def run(
         if found.get("settings", settings) != settings:
             raise LPOMError(
                 f"{store.path} has this {trial.method} run with other defaults of the method than "
-                "today's. Take the line out of it, or write to another folder."
+                "today's. Remove the line, or write to another folder."
             )
         if found.get("notes", data.notes) != data.notes:
             raise LPOMError(
                 f"{store.path} has this {trial.method} run on data that was prepared in another "
-                f"way: {found['notes']} Take the line out of it, or write to another folder."
+                f"way: {found['notes']} Remove the line, or write to another folder."
             )
         return found
     record: dict[str, Any] = {"key": trial.key, **asdict(trial)}
@@ -134,7 +134,7 @@ def _train(
         except DivergenceError as error:  # which knows of this one epoch only
             raise DivergenceError(
                 f"weights became NaN or infinite in epoch {epoch + 1} of {trial.epochs}. "
-                "Take a smaller learning rate, or a larger mu or ridge."
+                "Use a smaller learning rate, or a larger mu or ridge."
             ) from error
         if result.status == "interrupted":
             raise KeyboardInterrupt

@@ -99,7 +99,7 @@ class ADMM(Method[ADMMState]):
         if output != Identity():
             raise ValueError(
                 f"admm has no activation on the output (eq. 6), this network has {output.name}: "
-                "drop it, or take method='bcd' or 'lpom'."
+                "drop it, or use method='bcd' or 'lpom'."
             )
         hidden = per_layer(self.mu, len(network) - 1) if len(network) > 1 else []
         return ADMMState(mu=[*hidden, self.beta])

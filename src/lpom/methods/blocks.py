@@ -103,7 +103,7 @@ def require_relu(network: Lifted, name: str) -> None:
             raise ValueError(
                 f"{name} writes a ReLU as the constraint X >= 0, so hidden layers need 'relu' and "
                 f"the output 'relu' or 'identity'; layer {i} has {layer.activation.name!r}. "
-                "Take method='lpom', which trains any activation that never decreases."
+                "Use method='lpom', which trains any activation that never decreases."
             )
 
 

@@ -16,6 +16,7 @@ from lpom.tables import Classes
 DIGITS = 6  # significant ones; a plot shows fewer
 _ELSEWHERE = ("results", "timing", "versions")  # parts of a config that are no settings
 _NOTHING = "–"
+_NO_ROWS = "The test rows could not be loaded again"
 _UNREADABLE = (LPOMError, OSError, ValueError, ImportError)
 
 
@@ -28,7 +29,7 @@ def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
     try:
         rows = held_back(run, load)
     except _UNREADABLE as error:
-        rows = f"The rows held back as a test cannot be had again: {error}"
+        rows = f"{_NO_ROWS}: {error}"
     return {
         "name": name,
         "metric": run.history.metric,
@@ -39,7 +40,7 @@ def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
         },
         "summary": [
             f"network {sizes}, {network['activation']}",
-            f"method {config['method']['name']}, {len(run.history)} epochs in "
+            f"method {config['method']['name']}, {_epochs(run)} in "
             f"{timing['training_seconds']:.3g} s",
         ],
         "history": columns(run.history),
@@ -48,6 +49,13 @@ def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
         "test": _test(run, rows),
         "weights": _weights(run, rows),
     }
+
+
+def _epochs(run: Run) -> str:
+    done, planned, status = len(run.history), run.config["epochs"], run.config["status"]
+    if status == "finished" and done == planned:
+        return f"{done} epoch{'' if done == 1 else 's'}"
+    return f"{done} of {planned} epochs ({status})"
 
 
 def columns(history: History) -> dict[str, list[Any]]:
@@ -98,14 +106,14 @@ def _test(run: Run, rows: HeldBack | str) -> dict[str, Any]:
     try:
         return judge(run, rows)
     except _UNREADABLE as error:
-        return {"note": f"The rows held back as a test cannot be had again: {error}"}
+        return {"note": f"{_NO_ROWS}: {error}"}
 
 
 def _weights(run: Run, rows: HeldBack | str) -> dict[str, Any]:
     if isinstance(rows, str):
-        return {"note": "Without its data set, nobody knows whether these weights are pictures."}
+        return {"note": "The data set is not available, so the weights cannot be shown as images."}
     if rows.data is None or rows.data.image_shape is None:
-        return {"note": "Its inputs are no pixels, so the first layer has no pictures to show."}
+        return {"note": "The inputs are not pixels, so the first layer has no images to show."}
     return first_layer(run.predictor, rows.data)
 
 

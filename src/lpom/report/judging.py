@@ -59,7 +59,9 @@ def held_back(run: Run, load: Load) -> HeldBack:
     # the same seed makes the same split
     ready = prepare(**{**source, "ignore": tuple(source["ignore"])}, seed=run.config["seed"])
     if (ready.features, ready.target) != (predictor.features, predictor.target):
-        raise DataError(f"{source['data']} was changed since the run, and so would be its split.")
+        raise DataError(
+            f"{source['data']} was changed since the run, so its test split cannot be reproduced."
+        )
     return HeldBack(*ready.test)
 
 

@@ -7,7 +7,8 @@ const main = document.getElementById("main");
 const [VALIDATION, TRAINING] = [0, 1]; // colours of a single run's curves
 const MOST_CLASSES = 40; // that a confusion matrix has room for
 
-const color = (k) => `var(--c${k % 6})`;
+const COLORS = 6; // of the style sheet; further runs get hues far from each other
+const color = (k) => (k < COLORS ? `var(--c${k})` : `hsl(${(k * 137.5) % 360} 65% 50%)`);
 const several = runs.length > 1;
 const metricName = (metric) => (metric === "r2" ? "R²" : metric);
 const metricFormat = (metric) => (metric === "r2" ? short : percent);
@@ -29,11 +30,11 @@ function swatch(k) {
 
 /** A table with a caption; a row is a list of texts, numbers or elements, the first its name. */
 function table(caption, head, rows, options = {}) {
+  const numeric = (k) => rows.some((row) => typeof row[k] === "number");
   const cell = (value, k) => make(k ? "td" : "th", {
-    scope: k ? null : "row", class: typeof value === "number" ? "number" : null },
+    scope: k ? null : "row", class: numeric(k) ? "number" : null },
   typeof value === "number" ? (options.formats?.[k] ?? short)(value) : value ?? "–");
   const body = make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell))));
-  const numeric = (k) => rows.length > 0 && typeof rows[0][k] === "number";
   const header = make("tr", {}, ...head.map((name, k) => make("th",
     { scope: "col", class: numeric(k) ? "number" : null }, name)));
   const made = make("table", { class: options.class ?? null },
@@ -53,16 +54,18 @@ function sortable(wrapped, rows) {
       const sign = header.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       headers.forEach((other) => other.removeAttribute("aria-sort"));
       header.setAttribute("aria-sort", sign > 0 ? "ascending" : "descending");
-      const order = rows.map((_, i) => i).sort((i, j) => sign * compare(rows[i][k], rows[j][k]));
+      const order = rows.map((_, i) => i).sort((i, j) => compare(rows[i][k], rows[j][k], sign));
       body.replaceChildren(...order.map((i) => lines[i]));
     });
   });
   return wrapped;
 }
 
-function compare(a, b) {
-  if (typeof a === "number" && typeof b === "number") return a - b;
-  return String(a).localeCompare(String(b), undefined, { numeric: true });
+/** Less than zero if a comes first; what is missing comes last, up and down. */
+function compare(a, b, sign) {
+  if (a == null || b == null) return (a == null) - (b == null);
+  if (typeof a === "number" && typeof b === "number") return sign * (a - b);
+  return sign * String(a).localeCompare(String(b), undefined, { numeric: true });
 }
 
 // ---- the results in large figures

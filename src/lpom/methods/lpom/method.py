@@ -124,13 +124,13 @@ class LPOM(Method[LPOMState]):
         if network.jumps and widths is None and (self.safe or self.weights == "exact"):
             raise ValueError(
                 "the safe step and the exact weight step need a Lipschitz constant, which an "
-                "activation with jumps has not: leave continuation on, or take step_rule='plain' "
-                "and weights='adaptive'."
+                "activation with jumps does not have: leave continuation on, or use "
+                "step_rule='plain' and weights='adaptive'."
             )
         if self.safe and math.isinf(loss.lipschitz):
             raise ValueError(
-                f"the safe step needs a loss with Lipschitz gradient, which {loss.name} as set has "
-                "not: give it some smoothing, or take step_rule='plain'."
+                f"the safe step needs a loss with a Lipschitz gradient, which {loss!r} does not "
+                "have: give it some smoothing, or use step_rule='plain'."
             )
         if self.weights == "adaptive":
             state.optimizer = make_optimizer(
@@ -237,7 +237,7 @@ class LPOM(Method[LPOMState]):
             state.remark(
                 "diverging sweep",
                 f"the sweeps over the states diverge: they raise the objective of a batch from "
-                f"{before:.3g} to {after:.3g}. Take step_rule='safe', or mu that falls towards "
+                f"{before:.3g} to {after:.3g}. Use step_rule='safe', or a mu that falls towards "
                 "the output.",
             )
 
@@ -263,7 +263,7 @@ class LPOM(Method[LPOMState]):
                     "rank-deficient",
                     f"the exact weight step of layer {i} met states that are rank-deficient (batch "
                     f"of {len(batch)}); their pseudo-inverse was taken. Set ridge above 0 (0.1 "
-                    "serves most networks).",
+                    "works for most networks).",
                 )
 
     def _alpha(self, network: Lifted, problem: Problem, state: LPOMState) -> list[float | Tensor]:
