@@ -1,4 +1,4 @@
-"""Examples in docstrings, and in the README, run."""
+"""Examples in docstrings, in the README and in the guide, run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import pytest
 import lpom
 
 MODULES = [lpom.__name__, *(m.name for m in pkgutil.walk_packages(lpom.__path__, "lpom."))]
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+
+def blocks(language):
+    """Code of one language in the documents, each piece with a name."""
+    for path in (README, ROOT / "docs" / "guide.md"):
+        found = re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.S)
+        yield from (pytest.param(code, id=f"{path.name}-{k}") for k, code in enumerate(found))
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -28,14 +36,14 @@ def test_docstrings_have_examples_at_all():
     assert any(test.examples for test in found)
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README.read_text(), re.S))
-def test_readme_examples(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_examples_in_documents(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, "README.md", "exec"), {"__name__": "__readme__"})
+    exec(compile(code, "example", "exec"), {"__name__": "__example__"})
 
 
-def test_readme_has_examples():
-    assert "```python" in README.read_text()
+def test_documents_have_examples():
+    assert len(list(blocks("python"))) > 5
 
 
 def test_readme_starts_with_the_two_commands():

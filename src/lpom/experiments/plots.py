@@ -160,7 +160,10 @@ def _error_scale(axes: Axes, lines: Sequence[_Line], n_rows: int) -> None:
     axes.set_yscale("function", functions=(height, accuracy))
     margin = max(0.04 * (height(high) - height(low)), 0.02)
     axes.set_ylim(accuracy(max(height(low) - margin, 0)), accuracy(height(high) + margin))
-    axes.yaxis.set_major_locator(FixedLocator(_TICKS))
+    bottom, top = axes.get_ylim()
+    round_ones = [tick for tick in _TICKS if bottom <= tick <= top]
+    few = len(round_ones) < 3
+    axes.yaxis.set_major_locator(MaxNLocator(6) if few else FixedLocator(round_ones))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     axes.set_ylabel("accuracy (the error on a log scale)", color=GREY)
