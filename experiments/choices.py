@@ -76,10 +76,14 @@ CHOICES = [
         {"1": {}} | {f"{n}": {"sweeps": n, "step_rule": "plain"} for n in (3, 6)},
     ),
     Choice(
-        "Damping in a deep network, exact weights, top-down, 5 sweeps",
-        "400-200-100-50: the paper's iteration against the safe step.",
+        "Damping in a deep network, exact weights",
+        "400-200-100-50: the paper's iteration against the safe step and the interleaved order.",
         replace(EXACT, hidden=DEEP),
-        {rule: {"order": "top-down", "sweeps": 5, "step_rule": rule} for rule in ("plain", "safe")},
+        {
+            f"top-down, 5 sweeps, {rule}": {"order": "top-down", "sweeps": 5, "step_rule": rule}
+            for rule in ("plain", "safe")
+        }
+        | {"interleaved, one sweep": {}},
     ),
     Choice(
         "Ridge of the exact weight step",
@@ -139,20 +143,26 @@ CHOICES = [
     ),
 ]
 
-HEAD = """# What the choices do that the paper left open
+HEAD = """# Effect of the choices the paper leaves open
 
 The paper does not print its iteration counts, ridge, biases, label coding or output treatment, and
-its authors published no code. Each table varies one choice. MNIST, accuracy in per cent on {share}
-training images held out, after {epochs} epochs of batches of 100 on the others, mean ± standard
-deviation over seeds {seeds}; the test set was not touched. Made by `python experiments/choices.py`
-from `experiments/results/choices.jsonl`; do not edit.
+its authors published no code. Each table varies one choice. Where nothing else is said, the
+network is 784-300-100-10 with ReLU, biases and a leaky ReLU output (slope 0.1), the targets are
+one-hot with 0 and 1, the loss is squared, mu is 20, and one interleaved sweep updates states and
+weights; exact weights have a ridge of 1 and one iteration of Algorithm 2.
 
-After so few epochs a table tells how fast a setting learns, more than how far it gets. In short:
+MNIST, accuracy in per cent on {share} training images held out, after {epochs} epochs of batches
+of 100 on the others, mean ± standard deviation over seeds {seeds}; the test set was not touched.
+Made by `python experiments/choices.py` from `experiments/results/choices.jsonl`; do not edit.
+
+After so few epochs a table tells how fast a setting learns, more than how far it gets: settings of
+the longer runs of [experiments/README.md](../experiments/README.md) were chosen by longer runs,
+which are listed there. In short:
 
 - With exact weights mu = 20 makes short steps, and all that lengthens them learns faster: a smaller
   mu, more sweeps, more iterations of Algorithm 2, a smaller ridge.
-- Plain top-down sweeps diverge in a deep network; damped ones are sound and slow. Interleaved
-  updates, the weights beside the states, are neither.
+- Plain top-down sweeps diverge in a deep network, and damped ones are slow. Interleaved updates,
+  the weights beside the states, need no damping.
 - A ReLU output may lose a class; a leaky one does not, and learns no slower. Biases hardly matter.
 - Adaptive weights learn fastest, and mu hardly matters to them.
 """

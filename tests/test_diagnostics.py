@@ -52,7 +52,7 @@ def test_dead_units_and_classes_are_seen(data):
     assert found.layers[0].dead == pytest.approx(3 / 5)
     assert 1 in found.dead_classes and 0 not in found.dead_classes
     assert any("output 1 is dead" in sentence for sentence in found.advice())
-    assert any("60% of the units of layer 0" in sentence for sentence in found.advice())
+    assert any("60% of the units of layer 1" in sentence for sentence in found.advice())
 
 
 def test_saturation_is_seen(data):

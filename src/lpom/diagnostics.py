@@ -59,7 +59,7 @@ class Diagnosis:
         dark = [i for i, layer in enumerate(self.layers[:-1]) if layer.dead == 1]
         if dark:
             return [
-                f"every unit of layer {dark[0]} is dead, so nothing gets through: start again with "
+                f"every unit of layer {dark[0] + 1} is dead, so nothing gets through: start again with "
                 "other weights, a leaky activation, or a smaller learning rate."
             ]
         sentences = [
@@ -68,13 +68,13 @@ class Diagnosis:
             for k in self.dead_classes
         ]
         sentences += [
-            f"the state above layer {i} may not contract (rate {layer.rate:.2f}): with more than "
+            f"the state above layer {i + 1} may not contract (rate {layer.rate:.2f}): with more than "
             "one sweep use step_rule='safe'."
             for i, layer in enumerate(self.layers)
             if layer.rate >= 1
         ]
         sentences += [
-            f"{layer.dead:.0%} of the units of layer {i} are dead."
+            f"{layer.dead:.0%} of the units of layer {i + 1} are dead."
             for i, layer in enumerate(self.layers[:-1])
             if layer.dead > 0.5
         ]
@@ -88,7 +88,7 @@ class Diagnosis:
         for i, a in enumerate(self.layers):
             numbers = a.norm, a.rho, a.rate, a.gap, a.state_residual, a.weight_residual
             shares = f"{a.dead:.1%}", f"{a.saturated:.1%}"
-            table.add_row(str(i), *(f"{number:.3g}" for number in numbers), *shares)
+            table.add_row(str(i + 1), *(f"{number:.3g}" for number in numbers), *shares)
         console = Console(width=100)
         with console.capture() as capture:
             console.print(table)

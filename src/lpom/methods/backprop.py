@@ -47,7 +47,7 @@ class Backprop(Method[OptimizerState]):
         jumping = [i for i, layer in enumerate(network) if layer.activation.jumps]
         if jumping:
             top, n = jumping[-1], len(network)
-            learning = f"only layers {top + 1} to {n - 1} of 0 to {n - 1} learn"
+            learning = f"only layers {top + 2} to {n} learn"
             if top == n - 1:
                 learning = "no layer learns at all"
             elif top == n - 2:

@@ -102,7 +102,7 @@ def require_relu(network: Lifted, name: str) -> None:
         if layer.activation not in allowed:
             raise ValueError(
                 f"{name} writes a ReLU as the constraint X >= 0, so hidden layers need 'relu' and "
-                f"the output 'relu' or 'identity'; layer {i} has {layer.activation.name!r}. "
+                f"the output 'relu' or 'identity'; layer {i + 1} has {layer.activation.name!r}. "
                 "Use method='lpom', which trains any activation that never decreases."
             )
 
