@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from lpom.files import write_atomically
@@ -37,3 +39,11 @@ def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
             write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_numbers_that_json_lacks_come_back(tmp_path):
+    path = tmp_path / "h.jsonl"
+    odd = History("r2", [Epoch(1, 2.0, 3.0, math.inf, -math.inf, 0.5, rates=(math.inf, 0.5))])
+    odd.to_jsonl(path)
+    assert "Infinity" not in path.read_text()
+    assert History.from_jsonl(path) == odd

@@ -59,8 +59,8 @@ class Diagnosis:
         dark = [i for i, layer in enumerate(self.layers[:-1]) if layer.dead == 1]
         if dark:
             return [
-                f"every unit of layer {dark[0] + 1} is dead, so nothing gets through: start again with "
-                "other weights, a leaky activation, or a smaller learning rate."
+                f"every unit of layer {dark[0] + 1} is dead, so nothing gets through: start again "
+                "with other weights, a leaky activation, or a smaller learning rate."
             ]
         sentences = [
             f"output {k} is dead: use an identity or leaky output activation, or a small positive "
@@ -68,8 +68,8 @@ class Diagnosis:
             for k in self.dead_classes
         ]
         sentences += [
-            f"the state above layer {i + 1} may not contract (rate {layer.rate:.2f}): with more than "
-            "one sweep use step_rule='safe'."
+            f"the state above layer {i + 1} may not contract (rate {layer.rate:.2f}): with more "
+            "than one sweep use step_rule='safe'."
             for i, layer in enumerate(self.layers)
             if layer.rate >= 1
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -61,8 +62,12 @@ class History:
         return {f.name: self.column(f.name) for f in fields(Epoch)}
 
     def to_jsonl(self, path: str | Path) -> None:
-        """One JSON object per line and epoch, the metric in each."""
-        lines = [json.dumps({"metric": self.metric, **asdict(epoch)}) for epoch in self.epochs]
+        """One JSON object per line and epoch, the metric in each.
+
+        Numbers that JSON does not have are written as texts, "inf" and "nan".
+        """
+        records = [{"metric": self.metric, **_written(asdict(epoch))} for epoch in self.epochs]
+        lines = [json.dumps(record, allow_nan=False) for record in records]
         write_atomically(path, "".join(line + "\n" for line in lines).encode())
 
     @classmethod
@@ -72,7 +77,27 @@ class History:
         for line in Path(path).read_text().splitlines():
             record = json.loads(line)
             history.metric = record.pop("metric")
-            for name in ("gaps", "rates"):
-                record[name] = tuple(record[name])
-            history.epochs.append(Epoch(**record))
+            history.epochs.append(Epoch(**_read(record)))
         return history
+
+
+def _written(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _written(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_written(inner) for inner in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+    return value
+
+
+def _read(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _read(inner) for name, inner in value.items()}
+        case list():
+            return tuple(_read(inner) for inner in value)
+        case str():
+            return float(value)
+    return value

@@ -223,3 +223,11 @@ def test_what_was_tried_is_listed_best_first_and_never_on_the_test_set(tiny, tmp
         section(tiny, tmp_path)
     path.rename(tmp_path / "earlier.jsonl")
     assert "Earlier, on the test set: 1 runs" in section(tiny, tmp_path)
+
+
+def test_tables_are_made_without_data(tiny, tmp_path, monkeypatch):
+    folder = tmp_path / "results"
+    reproduce("tiny", folder=folder, seeds=(0,), roles=["paper"])
+    monkeypatch.setattr(datasets, "load", None)
+    result = CliRunner().invoke(app, ["reproduce", "tiny", "--tables", "--out", str(folder)])
+    assert result.exit_code == 0 and "Tiny" in (tmp_path / "README.md").read_text()

@@ -32,6 +32,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, one epoch, in a folder of its own.")
     ] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Run nothing, only write the tables of the results.")
+    ] = False,
     threads: options.Threads = None,
     data_dir: options.DataDir = None,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("experiments/results"),
@@ -54,6 +57,9 @@ def reproduce(
     wanted_networks = _networks(chosen, networks)
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out)
+    if tables:
+        typer.echo(f"tables: {write_summary(out)}")
+        return
     for experiment in chosen:
         try:
             run_experiment(

@@ -261,9 +261,9 @@ class LPOM(Method[LPOMState]):
             if deficient:
                 state.remark(
                     "rank-deficient",
-                    f"the exact weight step of layer {i + 1} met states that are rank-deficient (batch "
-                    f"of {len(batch)}); their pseudo-inverse was taken. Set ridge above 0 (0.1 "
-                    "works for most networks).",
+                    f"the exact weight step of layer {i + 1} met states that are rank-deficient "
+                    f"(batch of {len(batch)}); their pseudo-inverse was taken. Set ridge above 0 "
+                    "(0.1 works for most networks).",
                 )
 
     def _alpha(self, network: Lifted, problem: Problem, state: LPOMState) -> list[float | Tensor]:
