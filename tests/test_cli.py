@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -506,3 +507,15 @@ def test_a_failed_run_leaves_the_old_one_and_its_report(table):
     assert Path("run/report.html").exists()
     call("train", *table, *FAST, "--out", "run", "--force", "--quiet")
     assert not Path("run/report.html").exists()
+
+
+def test_a_run_that_is_terminated_leaves_nothing_behind(table):
+    command = [sys.executable, "-c", "from lpom.cli import main; main()"]
+    command += ["train", *map(str, table), "--epochs", "1000000", "--out", "deep/run"]
+    with subprocess.Popen(command) as process:
+        while not Path("deep/run").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 143
+    assert not Path("deep").exists()

@@ -7,6 +7,8 @@ They raise what the library raises; here it becomes one line and an exit code.
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Annotated, Any, TextIO
@@ -70,6 +72,7 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Entry point of the command."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary files are removed
     app(prog_name="lpom")
 
 
