@@ -517,5 +517,5 @@ def test_a_run_that_is_terminated_leaves_nothing_behind(table):
             assert process.poll() is None
             time.sleep(0.05)
         process.terminate()
-        assert process.wait(60) == 143
+        assert process.wait(60) != 0
     assert not Path("deep").exists()
