@@ -228,5 +228,5 @@ def test_only_sweeps_that_truly_raise_F_are_called_diverging(name, noise):
             layer.map.set_matrix(scale * layer.map.matrix())
         method = LPOM(order="top-down", sweeps=10, step_rule=rule)
         state = method.init(problem)
-        method.objective(problem, batch, state)
+        method.end_epoch(problem, batch, state)
         assert list(state.remarks) == ([] if rule == "safe" else ["diverging sweep"])
