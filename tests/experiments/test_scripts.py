@@ -1,4 +1,4 @@
-"""The script that measures what the paper left open, on data that takes a second."""
+"""The scripts in experiments/, on data that takes a second."""
 
 from __future__ import annotations
 
@@ -13,15 +13,24 @@ from lpom import datasets, methods
 from lpom.experiments.records import Store
 
 
-@pytest.fixture(scope="module")
-def choices():
-    path = Path(__file__).parents[2] / "experiments" / "choices.py"
-    spec = importlib.util.spec_from_file_location("choices", path)
+def script(name):
+    path = Path(__file__).parents[2] / "experiments" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["choices"] = module  # where dataclasses look for annotations
+    sys.modules[name] = module  # where dataclasses look for annotations
     spec.loader.exec_module(module)
     yield module
-    del sys.modules["choices"]
+    del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def choices():
+    yield from script("choices")
+
+
+@pytest.fixture(scope="module")
+def explore():
+    yield from script("explore")
 
 
 def test_every_variant_is_held_out_and_takes_known_parameters(choices):
@@ -42,3 +51,19 @@ def test_a_table_has_a_row_per_variant(choices, tmp_path):
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(choice.variants)
     assert all("±" in row for row in rows[1:])
+
+
+def test_what_is_explored_is_listed_once_and_without_the_test_set(
+    explore, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(explore, "RESULTS", tmp_path)
+    tiny = replace(explore.EXPERIMENTS["table3"], dataset="iris")
+    monkeypatch.setitem(explore.EXPERIMENTS, "table3", tiny)
+    arguments = ["table3", "--hidden", "8,4", "--epochs", "1", "weights=exact", "ridge=(0.1, 1.0)"]
+    monkeypatch.setattr(sys, "argv", ["explore.py", *arguments])
+    explore.main()
+    explore.main()
+    assert "held out" in capsys.readouterr().out
+    (record,) = Store(tmp_path / "tried.jsonl")
+    assert (record["experiment"], record["part"]) == ("table3", "validation")
+    assert record["params"] == {"weights": "exact", "ridge": [0.1, 1.0]}
