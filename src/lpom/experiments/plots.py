@@ -24,7 +24,7 @@ from lpom.plots import BLUE, GREY, ORANGE
 COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
 _DASHES = {False: ("-", ":"), True: ("--", "-.")}  # by full_batch; the second when colours run out
 
-_TICKS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
+_TICKS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
 _WORST_R2 = -0.2  # what is below has nothing to tell and is cut off
 
 
@@ -69,9 +69,14 @@ def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, b
 def draw_curves(
     runs: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str, column: str
 ) -> None:
-    """A column of the curves, an accuracy, over the epochs; ``runs`` has all seeds by name."""
+    """A column of the curves, an accuracy, over the epochs; ``runs`` has all seeds by name.
+
+    A name without runs keeps its colour for another picture.
+    """
     lines = []
     for k, (name, records) in enumerate(runs.items()):
+        if not records:
+            continue
         scores = np.array([[epoch[column] for epoch in r["curve"]] for r in records])
         label = f"{100 * scores.mean(0)[-1]:.2f} %"
         x = np.arange(1.0, scores.shape[1] + 1)
@@ -85,7 +90,7 @@ def draw_curves(
 def _canvas(names: float = 0.23) -> tuple[Figure, Axes]:
     """A figure with axes, and at the right a share of the width for the names of the lines."""
     figure = Figure(figsize=(9, 5.6), dpi=150)
-    figure.subplots_adjust(left=0.09, right=1 - names, top=0.9, bottom=0.12)
+    figure.subplots_adjust(left=0.12, right=1 - names, top=0.9, bottom=0.12)
     return figure, figure.subplots()
 
 

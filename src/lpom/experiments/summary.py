@@ -106,10 +106,9 @@ def _pictures(
         ("training", finished, "training accuracy", "score"),
         ("held-out", held_out, "accuracy on held-out training data", "validation_score"),
     ):
-        drawn = {title: found for title, found in runs.items() if found}
-        if drawn:
+        if any(runs.values()):
             title, path = f"{experiment.title}: {what}", folder / f"{experiment.name}-{name}.png"
-            draw_curves(drawn, path, title, column)
+            draw_curves(runs, path, title, column)
             lines += ["", f"![{title}]({path.name})"]
     return lines
 
@@ -162,14 +161,12 @@ def _facts(
     """What was run, in sentences: epochs, settings, learning rates, time, machine."""
     sentences = [*experiment.notes]
     if experiment.paper_epochs:
+        sentences.append(f"The paper's runs have {experiment.paper_epochs} epochs.")
+    if experiment.curves:
         sentences.append(
-            f"The paper's runs have {experiment.paper_epochs} epochs"
-            + (
-                "; these are shorter, as the machine allowed: whether longer ones would gain is "
-                "for the curves on held-out data to tell."
-                if experiment.curves
-                else "."
-            )
+            "The number of epochs here was set by the machine. In place of the paper's curves on "
+            "the test set, which is measured only once, a further run of each was watched on "
+            "held-out training data: those curves tell how far they had flattened."
         )
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
