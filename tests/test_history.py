@@ -8,6 +8,7 @@ import pytest
 
 from lpom.files import write_atomically
 from lpom.history import Epoch, History
+from lpom.progress import epoch_lines
 
 
 def history():
@@ -47,3 +48,14 @@ def test_numbers_that_json_lacks_come_back(tmp_path):
     odd.to_jsonl(path)
     assert "Infinity" not in path.read_text()
     assert History.from_jsonl(path) == odd
+
+
+def test_epochs_as_lines_where_no_bar_is_drawn(capsys):
+    now, seldom = epoch_lines(every=0.0), epoch_lines(every=1000.0)
+    for epoch in history():
+        now(epoch)
+        seldom(epoch)
+    assert capsys.readouterr().err.splitlines() == [
+        "epoch 1: loss 1, score 0.5000, validation score 0.4000",
+        "epoch 2: loss 0.5, score 0.5000, validation score 0.4000",
+    ]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from lpom.history import Epoch
 
 
 class Bar:
@@ -53,3 +56,19 @@ class Bar:
         if self._progress is not None:
             self._drawn = time.monotonic()
             self._progress.update(self._task, completed=done, description=description, text=text)
+
+
+def epoch_lines(every: float = 10.0) -> Callable[[Epoch], None]:
+    """A callback for where no bar is drawn: an epoch as a line, if the last was long ago."""
+    said = time.monotonic()
+
+    def line(epoch: Epoch) -> None:
+        nonlocal said
+        if time.monotonic() - said >= every:
+            said = time.monotonic()
+            text = f"epoch {epoch.epoch}: loss {epoch.loss:.4g}, score {epoch.score:.4f}"
+            if epoch.validation_score is not None:
+                text += f", validation score {epoch.validation_score:.4f}"
+            print(text, file=sys.stderr, flush=True)
+
+    return line

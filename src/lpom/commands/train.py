@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,9 @@ from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
 from lpom.folders import TENSORBOARD, forget_events, run_folder
+from lpom.loop import Callback
 from lpom.preparation import Prepared, prepare
+from lpom.progress import epoch_lines
 from lpom.runs import Run, Settings
 from lpom.tensorboard import TensorBoard
 
@@ -87,10 +90,10 @@ def train(
         )
         console.print(escape(_header(prepared, settings)))
         with ExitStack() as logs:
-            log = []
+            log: list[Callback] = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
             if tensorboard:
                 forget_events(folder)
-                log = [logs.enter_context(TensorBoard(folder / TENSORBOARD))]
+                log.append(logs.enter_context(TensorBoard(folder / TENSORBOARD)))
             run = runs.train(prepared, settings, progress=False if quiet else None, callbacks=log)
         if not tensorboard:
             forget_events(folder)
