@@ -62,7 +62,7 @@ class Result:
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """One run over the epochs: what it is given, and what changes on the way.
 
     ``good`` are the weights after the last whole epoch, ``best`` those of the best one so far,

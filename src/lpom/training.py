@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lpom import methods
 from lpom.checks import as_device, check_number
 from lpom.data import Arrays, Loader, Source, first_targets, n_rows, to_measure
-from lpom.loop import Callback, EarlyStopping, Result, Run, measure
+from lpom.loop import Callback, EarlyStopping, Result, TrainingRun, measure
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.network import Lifted
@@ -108,7 +108,9 @@ def fit(
     problem = Problem(network, task.loss)
     state = method.init(problem) if state is None else _bound(state, method, problem)
     state.parameters = network.parameters
-    run = Run(model, problem, task, method, state, train, validation, stopper, tuple(callbacks))
+    run = TrainingRun(
+        model, problem, task, method, state, train, validation, stopper, tuple(callbacks)
+    )
     return run.go(int(epochs), span, progress)
 
 
