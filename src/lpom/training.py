@@ -84,26 +84,7 @@ def fit(
         )
     targets, begun = first_targets(X, y)
     task = Task.infer(targets, network.n_outputs, loss, network[-1].activation)
-    train: Source
-    if isinstance(X, DataLoader):
-        _check_loader(method, batch_size, sample_weight)
-        train = Loader(X, task, network, begun)
-    else:
-        generator = torch.Generator()
-        generator.manual_seed(seed) if seed is not None else generator.seed()
-        if method.full_batch:
-            batch_size = None
-        elif batch_size is None:
-            batch_size = min(_DEFAULT_ROWS, n_rows(X)) or None
-        train = Arrays(
-            X,
-            y,
-            task,
-            network,
-            batch_size=batch_size,
-            weight=sample_weight,
-            generator=generator,
-        )
+    train = _training_source(X, y, begun, task, network, method, batch_size, sample_weight, seed)
     validation = _validation_source(validation_data, task, network)
     problem = Problem(network, task.loss)
     state = method.init(problem) if state is None else _bound(state, method, problem)
@@ -125,17 +106,36 @@ def evaluate(
     return measured.loss, measured.score
 
 
-def _check_loader(method: Method[Any], batch_size: int | None, sample_weight: Any) -> None:
+def _training_source(
+    X: Any,
+    y: Any,
+    begun: Any,
+    task: Task,
+    network: Lifted,
+    method: Method[Any],
+    batch_size: int | None,
+    weight: Any,
+    seed: int | None,
+) -> Source:
+    if isinstance(X, DataLoader):
+        if method.full_batch:
+            raise ValueError(
+                f"method {method.name!r} keeps variables for every sample and needs all rows at "
+                "once; give X and y as arrays in place of the DataLoader."
+            )
+        if batch_size is not None or weight is not None:
+            raise TypeError(
+                "a DataLoader brings its own batches, of (X, y) or (X, y, weight); leave "
+                "batch_size and sample_weight out."
+            )
+        return Loader(X, task, network, begun)
     if method.full_batch:
-        raise ValueError(
-            f"method {method.name!r} keeps variables for every sample and needs all rows at once; "
-            "give X and y as arrays in place of the DataLoader."
-        )
-    if batch_size is not None or sample_weight is not None:
-        raise TypeError(
-            "a DataLoader brings its own batches, of (X, y) or (X, y, weight); leave batch_size "
-            "and sample_weight out."
-        )
+        batch_size = None
+    elif batch_size is None:
+        batch_size = min(_DEFAULT_ROWS, n_rows(X)) or None
+    order = torch.Generator()
+    order.manual_seed(seed) if seed is not None else order.seed()
+    return Arrays(X, y, task, network, batch_size=batch_size, weight=weight, generator=order)
 
 
 def _validation_source(data: Any, task: Task, network: Lifted) -> Source | None:
