@@ -468,3 +468,33 @@ def test_balanced_weights_pass_over_a_class_of_weight_zero(blobs):
     balanced = small(class_weight="balanced").fit(X, y, sample_weight=weight)
     plain = small().fit(X, y, sample_weight=weight)  # the other two are balanced as they come
     np.testing.assert_array_equal(balanced.predict_proba(X), plain.predict_proba(X))
+
+
+@pytest.mark.parametrize("method", [name for name in lpom.methods.names() if name != "lifted"])
+def test_partial_fit_on_the_same_data_is_one_run(blobs, method):
+    """Variables that belong to the samples go on too, as they do within one call of fit."""
+    X, y = blobs
+    chosen = lpom.methods.get(method)
+    if "schedule" in chosen.get_params():
+        chosen.set_params(schedule="constant")
+    settings = dict(method=chosen, batch_size=len(X), n_iter_no_change=99)
+    whole = small(max_iter=4, **settings).fit(X, y)
+    pieces = small(**settings)
+    for _ in range(4):
+        pieces.partial_fit(X, y, classes=np.unique(y))
+    np.testing.assert_allclose(pieces.coefs_[0], whole.coefs_[0], rtol=1e-6, atol=1e-8)
+
+
+def test_a_failed_partial_fit_leaves_the_variables_of_the_samples(blobs):
+    X, y = blobs
+    model = small(method="admm").partial_fit(X, y, classes=np.unique(y))
+    before = [x.clone() for x in model.result_.state.X]
+    with pytest.raises(ValueError):
+        model.partial_fit(with_nan(X), y)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.result_.state.X, strict=True))
+
+
+def test_a_regressor_refuses_losses_for_classes(blobs):
+    X, _ = blobs
+    with pytest.raises(ValueError, match="loss='hinge' is for classes"):
+        MLPRegressor(loss="hinge").fit(X, X[:, 0])

@@ -223,3 +223,9 @@ def test_a_module_of_ones_own_is_sent_back_for_its_sequential():
 
     with pytest.raises(ValueError, match="expected a torch.nn.Sequential .*, got Own"):
         Lifted.from_module(Own())
+
+
+@pytest.mark.parametrize("flatten", [nn.Flatten(0), nn.Flatten(2), nn.Flatten(1, 2)], ids=repr)
+def test_a_flatten_that_does_not_make_rows_is_refused(flatten):
+    with pytest.raises(ValueError, match="each sample must become one row"):
+        Lifted.from_module(nn.Sequential(flatten, nn.Linear(3, 2)))

@@ -226,3 +226,11 @@ def test_pickle_is_never_loaded(saved, monkeypatch):
     monkeypatch.setattr("pickle.load", refuse)
     monkeypatch.setattr(torch, "load", refuse)
     saving.load(saved)
+
+
+def test_a_model_that_flattens_comes_back_so(tmp_path):
+    model = nn.Sequential(nn.Flatten(), lpom.mlp([12, 5, 2], seed=0))
+    saving.save(tmp_path / "m.safetensors", model)
+    again, _ = saving.load(tmp_path / "m.safetensors")
+    images = torch.randn(3, 1, 3, 4)
+    assert torch.equal(again(images), model(images))

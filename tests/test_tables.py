@@ -213,6 +213,7 @@ def test_splits_are_stratified_seeded_and_whole():
     ("values", "sentence"),
     [
         ([*range(20), "n/a?", *range(21, 60)], "holds 'n/a\\?' in row 21, where most .* numbers"),
+        ([f"{k}.5" for k in range(60)], "numbers that are stored as texts"),
         ([f"{k},5" for k in range(60)], "numbers with a decimal comma, like '0,5'"),
         ([f"2024-{1 + k // 28:02}-{1 + k % 28:02}" for k in range(60)], "dates, like '2024-01-01'"),
         ([f"person {k}" for k in range(60)], "60 different texts in 60 rows.*--ignore a"),

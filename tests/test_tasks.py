@@ -92,8 +92,17 @@ def test_the_loss_goes_with_the_output_activation(output, n_outputs, y, loss):
     activation = activations.get(output)
     assert Task.infer(y, n_outputs, output=activation).loss.name == loss
     if loss == "squared" and not isinstance(y[0], float):
-        with pytest.raises(ValueError, match=f"takes logits.*{output} gives.*loss='squared'"):
+        with pytest.raises(ValueError, match=f"either sign.*{output} gives.*loss='squared'"):
             Task.infer(y, n_outputs, "bce", activation)
+
+
+def test_each_loss_asks_its_own_of_the_output():
+    relu, sigmoid, tanh = map(activations.get, ("relu", "sigmoid", "tanh"))
+    Task.infer([[0.3, 0.7]], 2, "cross-entropy", relu)
+    Task.infer([0, 1], 1, "hinge", tanh)
+    for loss, output in (("bce", relu), ("hinge", sigmoid), ("cross-entropy", tanh)):
+        with pytest.raises(ValueError, match="needs outputs of either sign"):
+            Task.infer([0, 1, 2], 3, loss, output)
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def test_a_state_of_another_method_is_refused(digits):
     train, _ = digits
     model = lpom.mlp([64, 20, 10], seed=0)
     state = lpom.fit(model, *train, method="adam", epochs=1).state
-    with pytest.raises(TypeError, match="from a run of method 'lpom' .*got OptimizerState"):
+    with pytest.raises(TypeError, match="from a run of method 'lpom' .*got one of 'adam'"):
         lpom.fit(model, *train, method="lpom", epochs=1, state=state)
 
 
@@ -529,7 +529,7 @@ def test_a_sigmoid_output_learns(digits):
     method = LPOM(learning_rate=0.05)
     result = lpom.fit(model, X, (y == 3).long(), method=method, epochs=30, seed=0)
     assert result.task.loss.name == "squared" and result.history[-1].score > 0.95
-    with pytest.raises(ValueError, match="takes logits"):
+    with pytest.raises(ValueError, match="needs outputs of either sign and any size"):
         lpom.fit(model, X, (y == 3).long(), loss="bce")
 
 
@@ -545,3 +545,52 @@ def test_an_infinite_loss_is_said():
     X, y = torch.randn(50, 3), 1e30 * torch.randn(50)
     with pytest.warns(ConvergenceWarning, match="the loss is inf although.*Standardise"):
         lpom.fit(lpom.mlp([3, 1], seed=0), X, y, epochs=1)
+
+
+def test_early_stopping_puts_the_best_epoch_back_whatever_the_tolerance(digits):
+    (X, y), held_out = digits
+    model = lpom.mlp([64, 10], seed=0)
+    kept = []
+    result = lpom.fit(
+        model,
+        X,
+        y,
+        validation_data=held_out,
+        epochs=6,
+        early_stopping=EarlyStopping(patience=6, min_delta=0.5),
+        callbacks=lambda epoch: kept.append(weights(model)),
+        seed=0,
+    )
+    scores = result.history.column("validation_score")
+    best = kept[scores.index(max(scores))]
+    assert all(torch.equal(a, b) for a, b in zip(best, model.parameters(), strict=True))
+
+
+def test_a_state_goes_on_with_settings_that_changed(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 20, 10], seed=0)
+    result = lpom.fit(model, X, y, epochs=1, method=LPOM(mu=20.0), seed=0)
+    changed = [
+        LPOM(mu=5.0, learning_rate=1e-5),
+        LPOM(sweeps=3),
+        LPOM(weights="exact"),
+        LPOM(optimizer="sgd"),
+    ]
+    for method in changed:
+        after = lpom.fit(model, X, y, epochs=1, method=method, state=result.state, seed=0)
+        assert after.state is not result.state
+        assert after.state.mu == [method.mu] * 2
+        assert (after.state.optimizer is None) == (method.weights == "exact")
+        again = lpom.fit(model, X, y, epochs=1, method=LPOM(), state=after.state, seed=0)
+        assert again.state.optimizer.param_groups[0]["initial_lr"] == LPOM().learning_rate
+    lpom.fit(model.double(), X, y, epochs=1, method=LPOM(), state=again.state)
+    adam = lpom.fit(model, X, y, epochs=1, method="adam")
+    with pytest.raises(TypeError, match="method 'sgd' .*got one of 'adam'"):
+        lpom.fit(model, X, y, epochs=1, method="sgd", state=adam.state)
+
+
+def test_validation_data_that_gives_nothing_is_said(digits):
+    (X, y), _ = digits
+    empty = DataLoader(TensorDataset(X[:0], y[:0]))
+    with pytest.raises(ValueError, match="validation_data gave no batch"):
+        lpom.fit(lpom.mlp([64, 10]), X, y, epochs=1, validation_data=empty)

@@ -45,7 +45,7 @@ def as_device(name: str | torch.device) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:  # torch raises either
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch raises either
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"there is no device {name!r} here ({reason}). Use 'cpu', 'auto', or one that torch "

@@ -73,10 +73,11 @@ def _made(folder: Path) -> tuple[Path, bool]:
 
 
 def _next_free(name: str) -> tuple[Path, bool]:
+    _RUNS.mkdir(parents=True, exist_ok=True)
     for n in count(1):
         folder = _RUNS / f"{name}-{n}"
         try:
-            folder.mkdir(parents=True)  # of two processes at once only one makes it
+            folder.mkdir()  # of two processes at once only one makes it
         except FileExistsError:
             continue
         return folder, True

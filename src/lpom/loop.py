@@ -65,8 +65,8 @@ class Result:
 class TrainingRun:
     """One run over the epochs: what it is given, and what changes on the way.
 
-    ``good`` are the weights after the last whole epoch, ``best`` those of the best one so far,
-    ``waited`` the epochs since.
+    ``good`` are the weights after the last whole epoch, ``best`` those of the best one so far.
+    ``reached`` is the value that must be beaten by ``min_delta``, ``waited`` the epochs since.
     """
 
     model: nn.Module
@@ -83,6 +83,7 @@ class TrainingRun:
     good: list[Tensor] = field(init=False)
     best: list[Tensor] = field(init=False)
     best_value: float = -math.inf
+    reached: float = -math.inf
     waited: int = 0
 
     def __post_init__(self) -> None:
@@ -166,6 +167,8 @@ class TrainingRun:
         checked = None
         if self.validation is not None:
             checked = measure(self.model, self.validation, self.task)
+            if not checked:
+                raise ValueError("validation_data gave no batch; at least one is needed.")
         self.history.epochs.append(
             Epoch(
                 epoch=len(self.history) + 1,
@@ -204,11 +207,11 @@ class TrainingRun:
             return False
         last = self.history[-1]
         value = -last.loss if last.validation_score is None else last.validation_score
-        if value > self.best_value + self.stopper.min_delta:
-            self.best_value, self.waited = value, 0
-            self.best = self.good
-        else:
-            self.waited += 1
+        self.waited = 0 if value > self.reached + self.stopper.min_delta else self.waited + 1
+        if self.waited == 0:
+            self.reached = value
+        if value > self.best_value:
+            self.best_value, self.best = value, self.good
         return self.waited >= self.stopper.patience
 
     def _finite(self) -> bool:

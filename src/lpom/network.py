@@ -37,7 +37,13 @@ class Lifted:
     def from_module(cls, model: nn.Module) -> Lifted:
         """See ``Linear`` layers, each followed by at most one activation (none: identity)."""
         modules = list(_flat(model))
-        flattens = bool(modules) and isinstance(modules[0], nn.Flatten)
+        first = modules[0] if modules else None
+        flattens = isinstance(first, nn.Flatten)
+        if isinstance(first, nn.Flatten) and (first.start_dim, first.end_dim) != (1, -1):
+            raise ValueError(
+                f"the model begins with {first}, but each sample must become one row: use "
+                "Flatten() as it comes."
+            )
         return cls(_layers(model, modules[flattens:]), flattens=flattens)
 
     def __len__(self) -> int:

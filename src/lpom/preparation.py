@@ -159,7 +159,7 @@ def _from_file(
         (X[kept], y[kept]),
         (X[watched], y[watched]) if len(watched) else None,
         (X[tested], y[tested]),
-        f"{path}; {kind} split, {fraction:.0%} of the rows held out for testing.",
+        f"{path.name}; {kind} split, {fraction:.0%} of the rows held out for testing.",
         {
             "data": str(path.resolve()),
             "target": target.name,

@@ -28,8 +28,6 @@ from lpom.predictor import Predictor
 from lpom.preparation import Prepared
 from lpom.training import evaluate, fit
 
-_REGRESSION_LOSSES = ("squared", "huber")
-
 
 @final
 @dataclass(frozen=True)
@@ -181,10 +179,10 @@ def train(
 
 def _check_loss(loss: str, data: Prepared) -> None:
     name = losses.get(loss).name if loss != "auto" else loss
-    if data.target.task == "regression" and name not in ("auto", *_REGRESSION_LOSSES):
+    if data.target.task == "regression" and name != "auto" and losses.get(name).classifies:
         raise ValueError(
             f"the loss {name!r} is for classes, and {data.target.name!r} is a number; use "
-            f"{' or '.join(map(repr, _REGRESSION_LOSSES))}, or --task classification."
+            "'squared' or 'huber', or --task classification."
         )
 
 

@@ -57,12 +57,14 @@ def save(
     ModelFileError
         If a weight is NaN or infinite.
     """
-    architecture, tensors = _describe(model)
+    network = Lifted.from_module(model)
+    architecture, tensors = _describe(model, network)
     _check_finite(tensors, "the model")
     header = {
         "format_version": FORMAT_VERSION,
         "lpom_version": lpom.__version__,
         "architecture": architecture,
+        "flattens": network.flattens,
         "metadata": dict(metadata or {}),
     }
     header["sha256"] = _checksum(tensors, header)
@@ -89,16 +91,18 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
             "Use the original file, or train again."
         )
     model = _build(path, header["architecture"], tensors)
+    if header.get("flattens"):
+        model.insert(0, nn.Flatten())
     _check_finite(tensors, str(path))
     return model, header["metadata"]
 
 
-def _describe(model: nn.Module) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _describe(model: nn.Module, network: Lifted) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Each layer in words, and all weights by name."""
     architecture = []
     tensors: dict[str, Tensor] = {}
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    for i, (layer, linear) in enumerate(zip(Lifted.from_module(model), linears, strict=True)):
+    for i, (layer, linear) in enumerate(zip(network, linears, strict=True)):
         architecture.append(
             {
                 "kind": "dense",

@@ -51,16 +51,15 @@ class Task:
         else:
             kind = "classes"
             default = "cross-entropy" if n_outputs > 1 else "binary-cross-entropy"
-        fits = _gives_logits(output, exclusive=kind == "classes" and n_outputs > 1)
-        if loss == "auto":
-            return cls(kind, losses.get(default if fits else "squared"), n_outputs)
-        given = losses.get(loss)
-        if given.logits and not fits:
-            assert output is not None  # else it fits
+        given = losses.get(default if loss == "auto" else loss)
+        if output is not None and not _fits(given, output):
+            if loss == "auto":
+                return cls(kind, losses.get("squared"), n_outputs)
             raise ValueError(
-                f"{given.name} takes logits, numbers of either sign and any size, but the output "
-                f"activation {output.name} gives values from {output.lower:g} to "
-                f"{output.upper:g}. Leave the output activation out, or use loss='squared'."
+                f"{given.name} needs outputs of either sign"
+                f"{' and any size' if given.logits else ''}, but the output activation "
+                f"{output.name} gives values from {output.lower:g} to {output.upper:g}. Leave the "
+                "output activation out, or use loss='squared'."
             )
         if kind == "numbers" and given.classifies:
             kind = "coded"
@@ -179,12 +178,12 @@ class Score:
         return float(r2.mean())
 
 
-def _gives_logits(output: Activation | None, exclusive: bool) -> bool:
-    """Whether values of any size come out, and of either sign where they stand by themselves."""
-    if output is None:
-        return True
-    bounded = max(-output.lower, output.upper) < math.inf
-    return not bounded and (exclusive or output.lower < 0)
+def _fits(loss: Loss, output: Activation) -> bool:
+    """Whether the outputs can say yes and no, and give logits where the loss takes them."""
+    if loss.logits and max(-output.lower, output.upper) < math.inf:
+        return False
+    exclusive = loss.name == "cross-entropy"  # a softmax of numbers of one sign will do
+    return exclusive or not loss.classifies or output.lower < loss.threshold < output.upper
 
 
 def as_targets(y: Any) -> Tensor:

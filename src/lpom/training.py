@@ -88,7 +88,7 @@ def fit(
     validation = _validation_source(validation_data, task, network)
     problem = Problem(network, task.loss)
     state = method.init(problem) if state is None else _bound(state, method, problem)
-    state.parameters = network.parameters
+    state.parameters, state.setup = network.parameters, _setup(method, problem)
     run = TrainingRun(
         model, problem, task, method, state, train, validation, stopper, tuple(callbacks)
     )
@@ -150,21 +150,29 @@ def _validation_source(data: Any, task: Task, network: Lifted) -> Source | None:
 
 
 def _bound(state: State, method: Method[Any], problem: Problem) -> State:
-    """The state, or a copy of it for this network if it belongs to another model."""
+    """The state, or a copy for this network and these settings if it was made for others."""
     fresh = method.init(problem)
-    if type(state) is not type(fresh):
+    setup = _setup(method, problem)
+    name = state.setup.partition("(")[0] or method.name
+    if name != method.name or type(state) is not type(fresh):
         raise TypeError(
             f"state should come from a run of method {method.name!r} ({type(fresh).__name__}), "
-            f"got {type(state).__name__}. Leave it out to start again."
+            f"got one of {name!r} ({type(state).__name__}). Leave it out to start again."
         )
-    if state.serves(problem):
+    if state.serves(problem) and state.setup == setup:
         return state
     tensors = state.tensors()
     if tensors is None:
         raise ValueError(
-            "the state belongs to another model and can't be carried over; train that model, or "
-            "leave the state out."
+            "the state belongs to another model or other settings and can't be carried over; "
+            "leave it out to start again."
         )
     fresh.load_tensors({name: tensor.clone() for name, tensor in tensors.items()})
     fresh.remarks, fresh.said = dict(state.remarks), set(state.said)
     return fresh
+
+
+def _setup(method: Method[Any], problem: Problem) -> str:
+    """The method, all its settings, and the kind of numbers it works with."""
+    like = problem.network.parameters[0]
+    return f"{method.name}({method.get_params()}, {like.dtype}, {like.device})"

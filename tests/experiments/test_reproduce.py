@@ -156,6 +156,14 @@ def test_figures_are_watched_on_held_out_data_and_drawn(tiny, tmp_path, monkeypa
         assert (tmp_path / f"tiny-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_watched_run_that_was_a_tuning_run_is_not_drawn(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(EXPERIMENTS, "tiny", replace(tiny, curves=True, networks=((8,),)))
+    folder = tmp_path / "results"
+    reproduce("tiny", folder=folder, seeds=(0,), epochs=2, roles=["best"])
+    assert "tiny-training.png" in write_summary(folder).read_text()
+    assert not (tmp_path / "tiny-held-out.png").exists()
+
+
 def test_a_readme_of_someone_else_is_not_written_over(tiny, tmp_path):
     mine = tmp_path / "README.md"
     mine.write_text("# My project")

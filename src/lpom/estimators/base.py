@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -69,9 +70,10 @@ class BaseMLP(FittedMLP, ABC):
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; deep: ``method__mu`` and the like too, also of a method's name."""
         params: dict[str, Any] = super().get_params(deep)
-        if deep and isinstance(self.method, str) and self.method in methods.names():
-            inner = methods.get(self.method).get_params()
-            params |= {f"method__{name}": value for name, value in inner.items()}
+        if deep and isinstance(self.method, str):
+            with suppress(ValueError):  # an unknown name, which fit will say
+                inner = methods.get(self.method).get_params()
+                params |= {f"method__{name}": value for name, value in inner.items()}
         return params
 
     def set_params(self: E, **params: Any) -> E:
@@ -144,9 +146,12 @@ class BaseMLP(FittedMLP, ABC):
                 f"now require {design}. Set them back, or fit again with warm_start=False."
             )
         else:
-            self._model, state = deepcopy((self._model, self.result_.state))
+            old = self.result_.state
+            self._model, state = deepcopy((self._model, old))
             if not partial or not _same(method, self._trained_by):
                 state = None
+            elif state is not None:
+                state.share_data(old)
         train, held_out = self._hold_out(X, targets)
         self.result_ = fit(
             self._model,

@@ -35,7 +35,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         Its hyperparameters are ``method__mu`` and the like, in ``set_params`` and grid searches,
         also where it is a name.
     loss : name or :class:`~lpom.losses.Loss`
-        "auto" is cross-entropy, binary for two classes (with one output) and for labels.
+        "auto" is cross-entropy, binary for two classes (with one output) and for labels; squared
+        where ``output_activation`` is bounded and can't give logits.
     output_activation : name or Activation of the last layer
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default

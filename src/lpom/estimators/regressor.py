@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d
 
+from lpom import losses
 from lpom.estimators.base import BaseMLP, Targets
 
 
@@ -44,6 +45,10 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
         return outputs[:, 0] if self.n_outputs_ == 1 else outputs
 
     def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
+        if self.loss != "auto" and losses.get(self.loss).classifies:
+            raise ValueError(
+                f"loss={self.loss!r} is for classes; a regressor takes 'squared' or 'huber'."
+            )
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
         return Targets(y.astype(np.float64), 1 if y.ndim == 1 else y.shape[1], weight)

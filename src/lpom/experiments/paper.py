@@ -181,7 +181,6 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "sgd": SGD,
             },
             notes=(
-                "SGD is the best of the four here.",
                 "As in the paper was first run with one seed, with the ridge of the other "
                 "experiments for 3 epochs and with one from 0.3 to 30 for 8: see the earlier "
                 "measurements below. The ridge here was then chosen on held-out images.",

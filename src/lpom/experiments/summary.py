@@ -98,7 +98,9 @@ def _pictures(
     titles = {name: experiment.roles[name].title for name in shown}
     finished = {titles[name]: [r for r in found if "score" in r] for name, found in shown.items()}
     held_out = {
-        titles[name]: [known[key] for r in found if (key := _watched_key(r)) in known]
+        titles[name]: [
+            known[key] for r in found if _was_watched(known.get(key := _watched_key(r), {}))
+        ]
         for name, found in shown.items()
     }
     lines = []
@@ -111,6 +113,12 @@ def _pictures(
             draw_curves(runs, path, title, column)
             lines += ["", f"![{title}]({path.name})"]
     return lines
+
+
+def _was_watched(record: dict[str, Any]) -> bool:
+    """Not if it failed, or was a tuning run of the same length, measured only at its end."""
+    curve = record.get("curve", [])
+    return bool(curve) and curve[-1]["validation_score"] is not None
 
 
 def _watched_key(record: dict[str, Any]) -> str:

@@ -100,7 +100,7 @@ def _train(
     sizes = [X.shape[1], *trial.hidden, n_outputs]
     model = mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
     method = methods.get(trial.method, **trial.params)
-    task = Task.infer(y, n_outputs, trial.loss)
+    task = Task.infer(y, n_outputs, trial.loss, output)
     size = min(trial.batch_size, len(X))
     more: dict[str, Any] = {}
     if closely:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -27,14 +28,15 @@ class Problem:
 class State:
     """All that a method carries from step to step beside the weights, which the module keeps.
 
-    The training loop keeps ``progress``, the share of the planned steps already done, which
-    schedules follow, and ``parameters``, the weights that this state belongs to. ``remarks`` are
-    sentences it passes on as warnings, once each.
+    :func:`lpom.fit` keeps ``progress``, the share of the planned steps already done, which
+    schedules follow; ``parameters``, the weights that this state belongs to; and ``setup``, the
+    method and its settings. ``remarks`` are sentences it passes on as warnings, once each.
     """
 
     progress: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
     parameters: list[nn.Parameter] = field(default_factory=list, repr=False)
+    setup: str = ""
     said: set[str] = field(default_factory=set, repr=False)  # topics passed on already
 
     #: What belongs to the data and not to the run: copies and pickles go without it.
@@ -43,6 +45,14 @@ class State:
     def __getstate__(self) -> dict[str, Any]:
         lost = {f.name: _default(f) for f in fields(self) if f.name in self.transient}
         return self.__dict__ | lost
+
+    def share_data(self, other: State) -> None:
+        """Take from the state that this is a copy of what copies go without; no tensor is copied.
+
+        Steps replace such tensors and do not write to them, so lists of their own are enough.
+        """
+        for name in self.transient:
+            setattr(self, name, copy(getattr(other, name)))
 
     def remark(self, topic: str, sentence: str) -> None:
         """Say something to the user, once per topic."""

@@ -183,6 +183,8 @@ def _no_category(column: pd.Series, n_values: int) -> str:
     """What texts that nearly all differ are instead: numbers, dates, or names of rows."""
     ignore = f"leave the column out (--ignore {column.name})"
     numbers = pd.to_numeric(column, errors="coerce")
+    if numbers.notna().all():
+        return "holds numbers that are stored as texts. Store them as numbers."
     if numbers.notna().mean() > 0.5:
         row = int(np.flatnonzero(numbers.isna())[0])
         return (

@@ -45,9 +45,9 @@ class LPOMState(OptimizerState):
         return None if kept is None else kept | vectors
 
     def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        rest = dict(tensors)
-        self.vectors = [rest.pop(f"vector.{i}", v).to(v) for i, v in enumerate(self.vectors)]
-        super().load_tensors(rest)
+        self.vectors = [tensors.get(f"vector.{i}", v).to(v) for i, v in enumerate(self.vectors)]
+        memory = {name: t for name, t in tensors.items() if not name.startswith("vector.")}
+        super().load_tensors(memory)
 
 
 @final
