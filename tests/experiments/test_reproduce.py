@@ -229,8 +229,8 @@ def test_what_was_tried_is_listed_best_first_and_never_on_the_test_set(tiny, tmp
     path.write_text(json.dumps({**final, "part": "test"}))
     with pytest.raises(ValueError, match="tried.jsonl has a run on other data"):
         section(tiny, tmp_path)
-    path.rename(tmp_path / "earlier.jsonl")
-    assert "Earlier, on the test set: 1 runs" in section(tiny, tmp_path)
+    path.rename(tmp_path / "others.jsonl")
+    assert "Other settings, on the test set: 1 runs" in section(tiny, tmp_path)
 
 
 def test_tables_are_made_without_data(tiny, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.plots import draw_curves
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.reproduce import chosen_rate, tuning_trials, watched
-from lpom.experiments.tried import earlier, output_text, params_text, tried
+from lpom.experiments.tried import others, output_text, params_text, tried
 from lpom.files import write_atomically
 
 HEAD = """# The paper's experiments
@@ -32,8 +32,8 @@ own numbers.
 - Learning rates with a grid were chosen on a sixth of the training data, held out, on the first
   network of the experiment. Losses, outputs and other settings were chosen for LPOM and then given
   to Adam and SGD; what was tried can be unfolded below each table.
-- Each run measures the test set once, after its last epoch. Where other settings had been measured
-  on it before, those runs can be unfolded too.
+- Each run measures the test set once, after its last epoch. Where other settings were measured on
+  it as well, nearly all of them before, those runs can be unfolded too.
 - Times are from a machine that did other work as well and are not comparable; `lpom bench step`
   compares time and memory.
 """
@@ -82,7 +82,7 @@ def section(experiment: Experiment, folder: Path) -> str:
     if experiment.curves:
         lines += _pictures(experiment, shown, records, folder.parent)
     lines += ["", *(f"- {sentence}" for sentence in _facts(experiment, shown, records))]
-    for more in (earlier(experiment.name, folder), tried(experiment.name, folder)):
+    for more in (others(experiment.name, folder), tried(experiment.name, folder)):
         lines += ["", *more] if more else []
     return "\n".join([*lines, ""])
 

@@ -1,4 +1,4 @@
-"""Runs beside those that an experiment shows: the way to its settings, and what came before."""
+"""Runs beside those that an experiment shows: the way to its settings, and other ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from lpom.experiments.records import Store
 
 #: Beside the results: records of trials on held-out data, each with the ``experiment`` it was for.
 TRIED = "tried.jsonl"
-#: The same of trials that were measured on the test set, before those that are shown.
-EARLIER = "earlier.jsonl"
+#: The same of trials that were measured on the test set beside those that are shown.
+OTHERS = "others.jsonl"
 
 _HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 
@@ -21,9 +21,9 @@ def tried(experiment: str, folder: Path) -> list[str]:
     return _table(experiment, folder / TRIED, "validation", "held out", "Tried on held-out data")
 
 
-def earlier(experiment: str, folder: Path) -> list[str]:
-    """What was measured on the test set before, with other settings: a table to unfold."""
-    return _table(experiment, folder / EARLIER, "test", "test", "Earlier, on the test set")
+def others(experiment: str, folder: Path) -> list[str]:
+    """What was measured on the test set with other settings, most of it before: to unfold."""
+    return _table(experiment, folder / OTHERS, "test", "test", "Other settings, on the test set")
 
 
 def _table(experiment: str, path: Path, part: str, measured: str, title: str) -> list[str]:
