@@ -22,16 +22,16 @@ from lpom.experiments.tried import TRIED
 RESULTS = Path(__file__).parent / "results"
 
 
-def explore(experiment: str, trial: Trial, data: datasets.Dataset, folder: Path) -> dict[str, Any]:
-    """Run a trial, unless it was tried already, and list it under its experiment."""
-    tried = Store(folder / TRIED)
-    known = tried.find(trial)
-    if known is not None:
-        return known
-    record = run(trial, data, Store(folder / "unfinished" / TRIED))
-    kept = {name: value for name, value in record.items() if name != "curve"}
-    tried.add(kept | {"experiment": experiment})
-    return kept
+class Tried(Store):
+    """Keeps the experiment that a trial was for, and no curves."""
+
+    def __init__(self, path: Path, experiment: str) -> None:
+        super().__init__(path)
+        self.experiment = experiment
+
+    def add(self, record: dict[str, Any]) -> None:
+        kept = {name: value for name, value in record.items() if name != "curve"}
+        super().add(kept | {"experiment": self.experiment})
 
 
 def main() -> None:
@@ -62,7 +62,8 @@ def main() -> None:
         seed=options.seed,
         part="validation",
     )
-    record = explore(experiment.name, trial, datasets.load(experiment.dataset), RESULTS)
+    tried = Tried(RESULTS / TRIED, experiment.name)
+    record = run(trial, datasets.load(experiment.dataset), tried)
     print(record.get("reason") or f"{record['score']:.2%} held out, {record['train_score']:.2%}")
 
 

@@ -79,7 +79,7 @@ def test_get_helps_with_a_wrong_name():
     with pytest.raises(
         TypeError, match="a name or an instance of Activation, got int; names are sigmoid"
     ):
-        activations.get(3)  # type: ignore[arg-type]
+        activations.get(3)
 
 
 @pytest.mark.parametrize(

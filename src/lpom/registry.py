@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def build(
     kind: str,
-    base: type[T],
+    base: type[Any],
     table: Mapping[str, type[T]],
     given: str | T,
     params: Mapping[str, Any],
@@ -30,7 +30,8 @@ def build(
     if isinstance(given, base):
         if params:
             raise TypeError(f"parameters go with a name, but {given!r} already has its own.")
-        return given
+        found: T = given
+        return found
     if not isinstance(given, str):
         raise TypeError(
             f"{kind} must be a name or an instance of {base.__name__}, got "

@@ -151,16 +151,15 @@ def _validation_source(data: Any, task: Task, network: Lifted) -> Source | None:
 
 def _bound(state: State, method: Method[Any], problem: Problem) -> State:
     """The state, or a copy for this network and these settings if it was made for others."""
+    if state.serves(problem) and state.setup == _setup(method, problem):
+        return state
     fresh = method.init(problem)
-    setup = _setup(method, problem)
     name = state.setup.partition("(")[0] or method.name
     if name != method.name or type(state) is not type(fresh):
         raise TypeError(
             f"state should come from a run of method {method.name!r} ({type(fresh).__name__}), "
             f"got one of {name!r} ({type(state).__name__}). Leave it out to start again."
         )
-    if state.serves(problem) and state.setup == setup:
-        return state
     tensors = state.tensors()
     if tensors is None:
         raise ValueError(

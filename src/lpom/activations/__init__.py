@@ -79,7 +79,7 @@ def get(activation: str | Activation | nn.Module, **params: Any) -> Activation:
         raise ValueError(_not_monotone(str(activation)))
     return build(
         "activation",
-        Activation,  # type: ignore[type-abstract]
+        Activation,
         _CLASSES,
         activation,
         params,

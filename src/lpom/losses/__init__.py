@@ -46,4 +46,4 @@ def names() -> list[str]:
 
 def get(loss: str | Loss, **params: Any) -> Loss:
     """The loss of this name, with parameters; a `Loss` is returned as it is."""
-    return build("loss", Loss, _CLASSES, loss, params, aliases=_ALIASES)  # type: ignore[type-abstract]
+    return build("loss", Loss, _CLASSES, loss, params, aliases=_ALIASES)

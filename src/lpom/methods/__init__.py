@@ -37,7 +37,7 @@ METHODS: dict[str, type[Method[Any]]] = {
 
 def get(method: str | Method[Any], **settings: Any) -> Method[Any]:
     """A method by its name, with hyperparameters; a `Method` is returned as it is."""
-    return build("method", Method, METHODS, method, settings)  # type: ignore[type-abstract]
+    return build("method", Method, METHODS, method, settings)
 
 
 def names() -> list[str]:
