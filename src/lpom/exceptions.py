@@ -24,6 +24,10 @@ class DataError(LPOMError, ValueError):
     """Data, labels or targets do not fit what the network or the loss expects."""
 
 
+class UntrainableError(LPOMError, ValueError):
+    """A model holds something that the method can't train."""
+
+
 class ModelFileError(LPOMError, ValueError):
     """A model file or checkpoint cannot be read, or does not fit the model."""
 

@@ -1,0 +1,7 @@
+"""A network is a graph of states: nodes are activations, edges are all that lies between."""
+
+from lpom.graph.edges import Edge, Switches
+from lpom.graph.network import Graph, Node
+from lpom.graph.tracing import trace
+
+__all__ = ["Edge", "Graph", "Node", "Switches", "trace"]
