@@ -58,7 +58,7 @@ def from_file(
     """
     path, function = _split(where)
     with torch.random.fork_rng(devices=[]):
-        torch.random.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         make = _function(_imported(path), function, path)
         offered = {"input_shape": tuple(input_shape), "n_outputs": n_outputs, "seed": seed}
         model = call(where, make, offered, options)

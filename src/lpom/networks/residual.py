@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.networks.layers import RELU_GAIN, Layers
+from lpom.networks.layers import Layers
 
 CHANNELS = (16, 32, 64)  # each stage halves rows and columns of the one before
 
@@ -89,9 +89,7 @@ class Residual(nn.Module):
         n_channels = CHANNELS[0]
         for k in range(n_layers):
             channels = CHANNELS[k * len(CHANNELS) // n_layers]
-            # a sum of n_layers such branches is as large as what it is added to
-            gain = 1 / math.sqrt(n_layers)
-            self.layers.append(ResidualLayer(n_channels, channels, gain, layers))
+            self.layers.append(ResidualLayer(n_channels, channels, n_layers, layers))
             n_channels = channels
         self.classifier = layers.linear(n_channels, n_outputs)
 
@@ -102,17 +100,21 @@ class Residual(nn.Module):
 
 
 class ResidualLayer(nn.Module):
-    """``relu(shortcut(x) + conv(x))``, the shortcut a 1x1 convolution where the channels change."""
+    r"""``relu(shortcut(x) + conv(x) / sqrt(n_layers))``.
 
-    def __init__(self, n_inputs: int, n_outputs: int, gain: float, layers: Layers) -> None:
+    The sum of `n_layers` such branches is as large as what it is added to, and stays so while
+    their weights move: this stands in for the missing normalisation. The shortcut is the identity,
+    or a 1x1 convolution where the channels change.
+    """
+
+    def __init__(self, n_inputs: int, n_outputs: int, n_layers: int, layers: Layers) -> None:
         super().__init__()
         stride = 1 if n_inputs == n_outputs else 2
-        self.conv = layers.convolution(n_inputs, n_outputs, 3, stride=stride, padding=1, gain=gain)
+        self.scale = 1 / math.sqrt(n_layers)
+        self.conv = layers.convolution(n_inputs, n_outputs, 3, stride=stride, padding=1, gain=1.0)
         self.shortcut: nn.Module = nn.Identity()
         if n_inputs != n_outputs:
-            self.shortcut = layers.convolution(
-                n_inputs, n_outputs, 1, stride=stride, bias=False, gain=RELU_GAIN
-            )
+            self.shortcut = layers.convolution(n_inputs, n_outputs, 1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.shortcut(x) + self.conv(x))
+        return F.relu(self.shortcut(x) + self.scale * self.conv(x))
