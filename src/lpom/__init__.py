@@ -1,6 +1,6 @@
 """Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
 
-from lpom import activations, datasets, losses, methods, saving
+from lpom import activations, datasets, losses, methods, networks, saving
 from lpom.diagnostics import Diagnosis, diagnose
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
@@ -33,6 +33,7 @@ __all__ = [
     "losses",
     "methods",
     "mlp",
+    "networks",
     "objective",
     "saving",
 ]

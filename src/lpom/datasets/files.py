@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import numpy as np
-import pandas as pd
 
 from lpom.checks import require
 from lpom.exceptions import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SEPARATORS = (",", ";", "\t")
 SHOWN = 5  # columns or rows an error names
@@ -103,6 +105,8 @@ def _ending(path: Path) -> str:
 
 
 def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
+    import pandas as pd
+
     expected = "a table with as many values in each line as its first line has names"
     try:
         names, separator = _header(path)
@@ -162,6 +166,8 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_npz(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
