@@ -14,7 +14,7 @@ from torch import Tensor
 from lpom.activations.base import Activation, Parameter
 
 _PANELS, _ORDER = 32, 8  # of the quadrature along a segment
-_STEPS = 500  # of the search for a point where phi takes a value
+_STEPS = 3000  # of the search for a point where phi takes a value
 _FOUND = 1e-6  # the relative error that counts as found
 _LENGTH = 12  # of the slices that a function is checked with
 _LINES = 64  # that it is checked along, at each of three scales
@@ -116,8 +116,6 @@ class CustomVector(Activation):
             a, b, u, v = self._lines()
             self._check_shape(a)
             x, y = self.function(a), self.function(b)
-            if not bool(torch.isfinite(x).all()):
-                raise ValueError(f"{self.name!r} must be finite everywhere, but is not.")
             away, rise = self._norm(a - b), self._norm(x - y)
             product = ((x - y) * (a - b)).sum(self.dim)
             if bool((product < -1e-12 * (1 + away * rise).squeeze(self.dim)).any()):
@@ -153,6 +151,8 @@ class CustomVector(Activation):
             raise ValueError(f"{self.name!r} must map a tensor to a tensor of the same shape.")
         if x.dtype != z.dtype:
             raise ValueError(f"{self.name!r} must keep the dtype: it made {x.dtype} of {z.dtype}.")
+        if not bool(torch.isfinite(x).all()):
+            raise ValueError(f"{self.name!r} must be finite everywhere, but is not.")
         rows = z.movedim(self.dim, -1).flatten(0, -2)
         alone = torch.stack(
             [self.function(row.reshape(self._one(z))).flatten() for row in rows[: _LINES // 4]]

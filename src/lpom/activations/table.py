@@ -59,7 +59,7 @@ class Table(Activation):
 
     @property
     def lipschitz(self) -> float:
-        return float(self._slopes.max())
+        return max(self._slopes)
 
     @property
     def lower(self) -> float:
@@ -74,10 +74,10 @@ class Table(Activation):
         return self.z
 
     def phi(self, z: Tensor) -> Tensor:
-        knots, values = self._knots.to(z), self._values.to(z)
+        knots, values, slopes = _tensors(z, self.z, self.values, self._slopes)
         z = z.clamp(self.z[0], self.z[-1])
         k = _piece(knots, z)
-        x = values[k] + self._slopes.to(z)[k] * (z - knots[k])
+        x = values[k] + slopes[k] * (z - knots[k])
         return torch.minimum(x, values[k + 1])  # rounding must not leave the range
 
     def primitive(self, z: Tensor) -> Tensor:
@@ -92,37 +92,36 @@ class Table(Activation):
         gap = self._conjugate(x) + self._area(wide) - x.double() * wide
         return gap.to(x.dtype)
 
+    # Numbers and not tensors: what is made while torch traces a module must not be kept.
     @cached_property
-    def _knots(self) -> Tensor:
-        return torch.tensor(self.z, dtype=torch.float64)
+    def _pieces(self) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+        """Ends and values of every piece."""
+        ends, values = itertools.pairwise(self.z), itertools.pairwise(self.values)
+        return list(zip(ends, values, strict=True))
 
     @cached_property
-    def _values(self) -> Tensor:
-        return torch.tensor(self.values, dtype=torch.float64)
+    def _slopes(self) -> tuple[float, ...]:
+        return tuple((top - bottom) / (end - start) for (start, end), (bottom, top) in self._pieces)
 
     @cached_property
-    def _slopes(self) -> Tensor:
-        return self._values.diff() / self._knots.diff()
-
-    @cached_property
-    def _areas(self) -> Tensor:
+    def _areas(self) -> tuple[float, ...]:
         """The area up to every knot."""
-        pieces = self._knots.diff() * (self._values[1:] + self._values[:-1]) / 2
-        return torch.cat([pieces.new_zeros(1), pieces.cumsum(0)])
+        areas = [(end - start) * (bottom + top) / 2 for (start, end), (bottom, top) in self._pieces]
+        return tuple(itertools.accumulate(areas, initial=0.0))
 
     def _area(self, z: Tensor) -> Tensor:
-        knots, values = self._knots.to(z), self._values.to(z)
+        knots, values, slopes, areas = _tensors(z, self.z, self.values, self._slopes, self._areas)
         inner = z.clamp(self.z[0], self.z[-1])
         k = _piece(knots, inner)
         u = inner - knots[k]
-        area = self._areas.to(z)[k] + values[k] * u + self._slopes.to(z)[k] / 2 * u**2
+        area = areas[k] + values[k] * u + slopes[k] / 2 * u**2
         below, above = torch.relu(self.z[0] - z), torch.relu(z - self.z[-1])
         return area - self.lower * below + self.upper * above
 
     def _conjugate(self, x: Tensor) -> Tensor:
         x, outside = self._within(x)
         x = x.double()
-        knots, values, slopes = (t.to(x) for t in (self._knots, self._values, self._slopes))
+        knots, values, slopes = _tensors(x, self.z, self.values, self._slopes)
         k = (torch.searchsorted(values, x.detach().contiguous()) - 1).clamp(0, len(slopes) - 1)
         climb = torch.where(slopes[k] > 0, (x.detach() - values[k]) / slopes[k], 0)
         p = knots[k] + climb
@@ -147,6 +146,10 @@ def from_table(z: Iterable[float], values: Iterable[float]) -> Activation:
     tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
     return Table(tuple(z), tuple(values))
+
+
+def _tensors(like: Tensor, *numbers: tuple[float, ...]) -> list[Tensor]:
+    return [torch.tensor(each, dtype=like.dtype, device=like.device) for each in numbers]
 
 
 def _piece(knots: Tensor, z: Tensor) -> Tensor:

@@ -100,8 +100,7 @@ class Softshrink(Activation):
 
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
         # Two terms >= 0: what is cut off lies between -lambd and lambd.
-        inner = self.phi(z)
-        cut = (z - inner).clamp(-self.lambd, self.lambd)
+        inner, cut = self.phi(z), z.clamp(-self.lambd, self.lambd)
         return (x - inner) ** 2 / 2 + (self.lambd * x.abs() - x * cut)
 
     def to_module(self) -> nn.Module:
