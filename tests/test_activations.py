@@ -141,7 +141,7 @@ def test_get_helps_with_a_wrong_name():
         ("softshrink", {"lambd": -0.5}),
         ("hardshrink", {"lambd": 0.5, "width": 1.1}),
         ("threshold", {"threshold": 0.0, "value": 0.0}),
-        ("threshold", {"width": 2.1}),
+        ("threshold", {"threshold": 1.0, "value": 0.0, "width": 2.1}),
         ("top_k", {"k": 0}),
         ("one_hot", {"width": -1.0}),
         ("l2_normalize", {"eps": 0.0}),
@@ -200,7 +200,12 @@ def test_what_has_weights_is_no_activation():
     [
         *(Step(), Sign(), Staircase(3, 0.5), Step(0.5)),
         *(Sparsemax(), TopK(2), OneHot(width=0.3), GroupNorm(2), L2Normalize()),
-        *(Clamp(None, 0.3), Threshold(), Hardshrink(0.5, 0.5), Table((-1, 0, 1), (0, 0.2, 1))),
+        *(
+            Clamp(None, 0.3),
+            Threshold(1.0, 0.0),
+            Hardshrink(0.5, 0.5),
+            Table((-1, 0, 1), (0, 0.2, 1)),
+        ),
     ],
     ids=repr,
 )
@@ -323,7 +328,7 @@ def test_names_are_what_can_be_made_without_arguments():
         assert activations.get(name).elementwise
     assert not set(activations.names()) & set(activations.vector_names())
     named = {example.name for example in activations.examples()}
-    assert named == {*activations.names(), *activations.vector_names(), "table"}
+    assert named == {*activations.names(), *activations.vector_names(), "table", "threshold"}
 
 
 def test_unknown_modules_are_refused():

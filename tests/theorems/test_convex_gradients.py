@@ -80,8 +80,7 @@ def values_of(activation: Activation, terms: Tensor) -> Tensor:
     if activation.elementwise:
         return terms
     if isinstance(activation, GroupNorm):
-        samples, groups = len(terms), activation.groups
-        return terms.reshape(samples, groups, -1).sum(-1)[:, :, None]
+        return terms.reshape(len(terms), activation.groups, -1).sum(-1, keepdim=True)
     shape = getattr(activation, "shape", None)
     dims = range(-len(shape), 0) if shape else [activation.dim]
     return terms.sum(tuple(dims), keepdim=True)
@@ -169,13 +168,13 @@ def test_lipschitz_is_never_exceeded(activation, scale):
 
 
 def steep(activation: Activation) -> Tensor:
-    """Where a function of slices is steepest: at 0 for norms, near a tie for the others."""
+    """Where a function of slices is steepest: at 0 for norms, near a tie for a mask."""
     z = torch.zeros(1, 4, 8, dtype=torch.float64)
     if isinstance(activation, Softmax):
         z[:, 2:, :] -= 100
         z[:, :, 2:] -= 100
     elif isinstance(activation, TopK):
-        z = z + 0.01 * getattr(activation, "width", 1.0) * normal(13, 1)
+        z = z + 0.01 * activation.width * normal(13, 1)
     return z
 
 
@@ -202,14 +201,11 @@ def outsiders(activation: Activation) -> list[Tensor]:
     """Points beside the range: too large, of another sum, of another sign."""
     x = activation.phi(normal(16))
     if isinstance(activation, Softmax | Sparsemax | TopK | OneHot):
-        turned = x.clone()
-        turned[:, 0, 0] -= 2.0
-        turned[:, 1, 0] += 2.0
-        turned[:, 0, 1] += 2.0
-        turned[:, 1, 1] -= 2.0
-        return [1.001 * x, x + 1e-4, turned]
+        beyond = x.clone()  # with the sums along both dimensions kept
+        beyond[:, :2, :2] += torch.tensor([[-2.0, 2.0], [2.0, -2.0]])
+        return [1.001 * x, x + 1e-4, beyond]
     if isinstance(activation, LayerNorm | GroupNorm):
-        return [2 * x / activation.phi(1e9 * normal(16)).abs().max() * 32, 0.5 * x + 1e-3]
+        return [40 * x, 0.5 * x + 1e-3]
     return [40 * x]
 
 

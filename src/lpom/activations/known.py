@@ -198,7 +198,7 @@ _KNOWN = [
     _Known(Softshrink(), {"softshrink": _softshrink}, {nn.Softshrink: lambda made: (made.lambd,)}),
     _Known(Hardshrink(), {"hardshrink": _hardshrink}, {nn.Hardshrink: lambda made: (made.lambd,)}),
     _Known(
-        Threshold(),
+        Threshold(1.0, 0.0),
         {"threshold": _threshold},
         {nn.Threshold: lambda made: (made.threshold, made.value)},
     ),

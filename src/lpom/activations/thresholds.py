@@ -119,8 +119,8 @@ class Threshold(Activation):
     .. math:: \Phi^*(x) = b y + w y^2 / (2 h) + e q + q^2 / 2.
     """
 
-    threshold: float = 1.0
-    value: float = 0.0
+    threshold: float
+    value: float
     width: float = 0.0
 
     name = "threshold"
