@@ -27,6 +27,10 @@ from lpom.graph import Graph, Node, Switches
 from lpom.weights.blocks import Use
 
 
+#: Numbers of a tensor that are worked on at once where several operations follow each other.
+CACHED = 1 << 16
+
+
 class States:
     """States ``X``, pre-activations ``P`` and the edges' values ``Z`` of one batch.
 
@@ -92,26 +96,32 @@ class States:
         P = self.P[node.index]
         if pull is None and P is None:
             return None
-        if self.once and isinstance(node.activation, Identity):
-            return pull
+        if self.once:
+            assert pull is not None
+            return pull if isinstance(node.activation, Identity) else self._response(node, pull)
         Z = self.Z(node)
         if P is None:
-            step = pull
-            said = self._phi(node, Z) if node.activation.jumps else self.X[node.index].detach()
+            P, step, said = Z, pull, self.X[node.index].detach()
         else:
-            step = P - Z if pull is None else P - Z + pull
-            said = self._phi(node, Z)
+            step, said = P - Z if pull is None else P - Z + pull, self._phi(node, Z)
         assert step is not None
-        if self.once and self._owned(node):
-            new = P = Z.sub_(step)
-        else:
-            new = P = (Z if P is None else P) - (step if alpha is None else alpha * step)
-        moved = self._phi(node, new)
-        if self.once:
-            return said.sub(moved) if node.index == self.graph.output else said.sub_(moved)
-        self.P[node.index] = P
+        self.P[node.index] = P = P - (step if alpha is None else alpha * step)
+        moved = self._phi(node, P)
         self._set(node, moved)
         return said - moved
+
+    def _response(self, node: Node, pull: Tensor) -> Tensor:
+        """``phi(Z) - phi(Z - pull)``, written over Z, a part of the batch at a time.
+
+        A part is small enough to stay in the processor's cache from one operation to the next.
+        """
+        phi, Z = self.soft[node.index].activation.phi, self.Z(node)
+        R = Z if self._owned(node) else torch.empty_like(Z)
+        rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
+        for z, g, r in zip(Z.split(rows), pull.split(rows), R.split(rows), strict=True):
+            said = phi(z)
+            torch.sub(said, phi(z - g), out=r)
+        return R
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:
         r"""Hand a node's residual to all its sources, :math:`A^T R` to each."""

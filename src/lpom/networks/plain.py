@@ -10,7 +10,7 @@ from torch import nn
 from lpom import activations
 from lpom.activations import Activation
 from lpom.checks import check_choice, check_number
-from lpom.network import mlp as perceptron
+from lpom.networks.mlp import mlp as perceptron
 from lpom.networks.layers import Layers, gain
 
 SIDE = 32  # of the pictures that LeNet-5 and VGG5 were made for
