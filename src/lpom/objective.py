@@ -17,10 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lpom.data import Arrays
 from lpom.losses import Loss
 from lpom.network import Lifted
-from lpom.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,9 @@ def objective(
     ``states`` are the activations of every layer, the output's last; without them the
     feed-forward ones are taken, and F is the loss.
     """
+    from lpom.training.sources import Arrays  # which stands on the methods, and they on this
+    from lpom.training.tasks import Task
+
     network = Lifted.from_module(model)
     task = Task.infer(y, network.n_outputs, loss, network[-1].activation)
     (batch,) = Arrays(X, y, task, network).epoch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -11,11 +11,10 @@ from torch import Tensor
 
 from lpom.activations import Identity
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import half_square, ridge_states
 from lpom.methods.preactivation import preactivation
-from lpom.methods.samples import SampleState, same_data
+from lpom.methods.samples import SampleState, least_squares, of_samples
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
 
@@ -28,22 +27,10 @@ class ADMMState(SampleState):
     of the output divided by beta.
     """
 
-    variables = ("X", "U")
-    transient = ("batch", "first", "M", *variables)
-
-    U: list[Tensor] = field(default_factory=list)
-    M: Tensor = field(default_factory=lambda: torch.zeros(0))
-    mu: list[float] = field(default_factory=list)
+    U: list[Tensor] = of_samples(list)
+    M: Tensor = of_samples(lambda: torch.zeros(0))
+    mu: list[float] = from_settings(list)
     steps: int = 0
-
-    def tensors(self) -> dict[str, Tensor] | None:
-        kept = super().tensors()
-        return kept and kept | {"M": self.M, "steps": torch.tensor(self.steps)}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        super().load_tensors(tensors)
-        if "M" in tensors:
-            self.M, self.steps = tensors["M"], int(tensors["steps"])
 
 
 @final
@@ -89,6 +76,10 @@ class ADMM(Method[ADMMState]):
     costs: ClassVar[str] = "per layer four products and two Cholesky factors; U in closed form"
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller mu", "a larger ridge")
+
     def init(self, problem: Problem) -> ADMMState:
         network = problem.network
         check_number("beta", self.beta)
@@ -116,8 +107,8 @@ class ADMM(Method[ADMMState]):
         goal = U[last] + state.M
         for i in range(last, -1, -1):
             layer = network[i]
-            regression = state.regression(layer.map, i, ridge=self.ridge, chunk=self.chunk)
-            regression.step(layer.map, goal - Z[i])
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge, chunk=self.chunk)
+            least.step(layer.map, goal - Z[i])
             if i > 0:
                 below = network[i - 1].activation
                 X[i] = ridge_states(layer.map, below.phi(U[i - 1]), goal, mu[i] / mu[i - 1])
@@ -146,8 +137,8 @@ class ADMM(Method[ADMMState]):
 
     def _start(self, network: Lifted, batch: Batch, state: ADMMState) -> None:
         """Feed-forward variables and no multiplier, unless these samples have theirs already."""
-        if same_data(batch, state.batch):
+        if state.belongs_to(batch):
             return
         state.U, X = network.feed_forward(batch.inputs)
-        state.X, state.M = X[:-1], torch.zeros_like(X[-1])
-        state.first, state.steps, state.batch = None, 0, batch
+        state.start(batch, X[:-1])
+        state.M, state.steps = torch.zeros_like(X[-1]), 0

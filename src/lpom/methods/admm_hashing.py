@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import estimated_norm, half_square, slope
 from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, same_data
+from lpom.methods.samples import SampleState, of_samples
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 
@@ -28,12 +27,9 @@ class HashingState(SampleState):
     layer i takes it in; ``A[i]`` and ``B[i]`` are the multipliers divided by mu.
     """
 
-    variables = ("X", "U", "A", "B")
-    transient = ("batch", "first", *variables)
-
-    U: list[Tensor] = field(default_factory=list)
-    A: list[Tensor] = field(default_factory=list)
-    B: list[Tensor] = field(default_factory=list)
+    U: list[Tensor] = of_samples(list)
+    A: list[Tensor] = of_samples(list)
+    B: list[Tensor] = of_samples(list)
 
 
 @final
@@ -73,6 +69,10 @@ class ADMMHashing(Method[HashingState]):
     )
     costs: ClassVar[str] = "X in closed form; W and U by gradient steps, four products per step"
     full_batch: ClassVar[bool] = True
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller dual_step", "a larger mu", "a larger ridge")
 
     def init(self, problem: Problem) -> HashingState:
         check_number("mu", self.mu)
@@ -162,13 +162,12 @@ class ADMMHashing(Method[HashingState]):
 
     def _start(self, network: Lifted, batch: Batch, state: HashingState) -> None:
         """Feed-forward variables and no multipliers, unless these samples have theirs already."""
-        if same_data(batch, state.batch):
+        if state.belongs_to(batch):
             return
-        _, state.X = network.feed_forward(batch.inputs)
+        state.start(batch, network.feed_forward(batch.inputs)[1])
         state.U = state.X[:-1]
         state.A = [torch.zeros_like(x) for x in state.X[:-1]]
         state.B = [torch.zeros_like(x) for x in state.X[1:]]
-        state.batch = batch
 
 
 def _apply(layer: Layer, U: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, make_optimizer, set_progress
 from lpom.objective import Objective, total
 
@@ -36,6 +35,10 @@ class Backprop(Method[OptimizerState]):
 
     equation: ClassVar[str] = "loss(phi(W_L-1 ... phi(W_0 X_0)), T)   (eq. 1)"
     costs: ClassVar[str] = "three products per layer: forward, back, weights"
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller learning_rate",)
 
     def init(self, problem: Problem) -> OptimizerState:
         network = problem.network

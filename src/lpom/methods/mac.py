@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import half_square, ridge_states, slope
 from lpom.methods.optimizers import (
     Factory,
@@ -21,7 +20,7 @@ from lpom.methods.optimizers import (
     set_progress,
 )
 from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, same_data
+from lpom.methods.samples import SampleState, least_squares
 from lpom.network import Layer, Lifted
 from lpom.objective import Objective, total
 
@@ -30,21 +29,10 @@ _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where
 
 @dataclass
 class MACState(SampleState, OptimizerState):
-    """The states ``X`` of the last batch (the inputs first), the penalty and the epochs done."""
+    """States ``X`` of a whole data set (the inputs first), the penalty and the epochs done."""
 
     mu: float = 1.0
     epochs: int = 0
-
-    def tensors(self) -> dict[str, Tensor] | None:
-        samples = SampleState.tensors(self) or {}
-        memory = OptimizerState.tensors(self) or {}
-        return samples | memory | {"epochs": torch.tensor(self.epochs)}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.epochs = int(tensors["epochs"])
-        SampleState.load_tensors(self, tensors)
-        memory = {name: tensor for name, tensor in tensors.items() if name[0].isdigit()}
-        OptimizerState.load_tensors(self, memory)
 
 
 @final
@@ -97,6 +85,13 @@ class MAC(Method[MACState]):
     equation: ClassVar[str] = "loss(X_L, T) + mu/2 sum_i |X_i+1 - phi(Z_i)|^2   (eq. 3)"
     costs: ClassVar[str] = "per layer and sweep four products and a Cholesky factor of W W^T"
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        slower, held = "a smaller learning_rate", "a larger ridge"
+        return {"adaptive": (slower,), "gauss-newton": (held,)}.get(
+            self.weights, (f"{slower} (on batches)", f"{held} (on all rows at once)")
+        )
+
     def init(self, problem: Problem) -> MACState:
         check_number("mu", self.mu)
         check_number("mu_factor", self.mu_factor, low=1.0, strict=False)
@@ -122,30 +117,32 @@ class MAC(Method[MACState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: MACState) -> Tensor | None:
         """States from the output down, then the weights of every layer by themselves."""
-        network, last = problem.network, len(problem.network) - 1
+        network = problem.network
         state.mu = min(self.mu * self.mu_factor**state.epochs, self.mu_max)
-        outputs = self._start(network, batch, state)
-        X = state.X
-        for _ in range(self.sweeps):
-            below = network[last].activation.phi(network[last].map.apply(X[last]))
-            X[-1] = problem.loss.prox(below, batch.target, state.mu)
-            for i in range(last, 0, -1):
-                below = network[i - 1].activation.phi(network[i - 1].map.apply(X[i - 1]))
-                X[i] = gauss_newton_states(network[i], below, X[i], X[i + 1])
+        X, outputs = self._start(network, batch, state)
+        self._move_states(problem, batch, X, state.mu)
         adaptive = self.weights == "adaptive" or (self.weights == "auto" and not batch.whole)
         if adaptive:
-            self._follow_gradient(network, batch, state)
+            self._follow_gradient(network, batch, X, state)
         else:
             for i, layer in enumerate(network):  # independent of each other
-                regression = state.regression(layer.map, i, ridge=self.ridge)
+                regression = least_squares(layer.map, X[i], batch, ridge=self.ridge)
                 for _ in range(self.iterations):
                     gauss_newton_weights(layer, regression, X[i], X[i + 1], batch.weight)
         return outputs
 
     @torch.no_grad()
+    def settle(self, problem: Problem, batch: Batch, state: MACState) -> list[Tensor]:
+        """The states that a step finds from a feed-forward start; the weights are not touched."""
+        _, X = problem.network.feed_forward(batch.inputs)
+        self._move_states(problem, batch, X, state.mu)
+        return X
+
+    @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: MACState) -> Objective:
         network, weight = problem.network, batch.weight
-        X = state.X or network.feed_forward(batch.inputs)[1]
+        kept = batch.whole and state.belongs_to(batch)
+        X = state.X if kept else self.settle(problem, batch, state)
         gaps = [
             total(half_square(X[i + 1] - layer.activation.phi(layer.map.apply(X[i]))), weight)
             for i, layer in enumerate(network)
@@ -156,23 +153,39 @@ class MAC(Method[MACState]):
     def end_epoch(self, problem: Problem, batch: Batch, state: MACState) -> None:
         state.epochs += 1
 
-    def _start(self, network: Lifted, batch: Batch, state: MACState) -> Tensor | None:
+    def _start(
+        self, network: Lifted, batch: Batch, state: MACState
+    ) -> tuple[list[Tensor], Tensor | None]:
         """States of this batch: kept, or feed-forward, and then the network's outputs too."""
-        if batch.whole and same_data(batch, state.batch):
-            return None
-        _, state.X = network.feed_forward(batch.inputs)
-        state.batch, state.first = batch, None
-        return state.X[-1]
+        if batch.whole and state.belongs_to(batch):
+            return state.X, None
+        _, X = network.feed_forward(batch.inputs)
+        if not batch.whole:
+            return X, X[-1]
+        state.start(batch, X)
+        return state.X, X[-1]
 
-    def _follow_gradient(self, network: Lifted, batch: Batch, state: MACState) -> None:
+    def _move_states(self, problem: Problem, batch: Batch, X: list[Tensor], mu: float) -> None:
+        """Sweeps from the output down, in place."""
+        network, last = problem.network, len(problem.network) - 1
+        for _ in range(self.sweeps):
+            below = network[last].activation.phi(network[last].map.apply(X[last]))
+            X[-1] = problem.loss.prox(below, batch.target, mu)
+            for i in range(last, 0, -1):
+                below = network[i - 1].activation.phi(network[i - 1].map.apply(X[i - 1]))
+                X[i] = gauss_newton_states(network[i], below, X[i], X[i + 1])
+
+    def _follow_gradient(
+        self, network: Lifted, batch: Batch, X: list[Tensor], state: MACState
+    ) -> None:
         optimizer = state.optimizer
         assert optimizer is not None  # init made it
         set_progress(optimizer, self.schedule, state.progress)
         for i, layer in enumerate(network):
-            Z = layer.map.apply(state.X[i])
-            residual = layer.activation.phi(Z) - state.X[i + 1]
+            Z = layer.map.apply(X[i])
+            residual = layer.activation.phi(Z) - X[i + 1]
             pull = residual * slope(layer.activation, Z)
-            add_gradient(layer, state.X[i], pull, state.mu, batch.weight, batch.total_weight)
+            add_gradient(layer, X[i], pull, state.mu, batch.weight, batch.total_weight)
         optimizer.step()
 
 

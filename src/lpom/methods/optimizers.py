@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,28 +71,56 @@ class OptimizerState(State):
 
     optimizer: torch.optim.Optimizer | None = None
 
-    def tensors(self) -> dict[str, Tensor] | None:
-        if self.optimizer is None:
-            return {}
-        return {
-            f"{i}.{key}": torch.as_tensor(value)
-            for i, parameter in enumerate(_parameters(self.optimizer))
-            for key, value in self.optimizer.state[parameter].items()
-            if value is not None
-        }
+    def state_dict(self) -> dict[str, Any]:
+        made, written = self.optimizer, None
+        if made is not None:
+            whole = made.state_dict()
+            written = {
+                "kind": f"{type(made).__module__}.{type(made).__qualname__}",
+                "shapes": [list(p.shape) for group in made.param_groups for p in group["params"]],
+                "groups": whole["param_groups"],
+                "memory": {str(i): memory for i, memory in whole["state"].items()},
+            }
+        return super().state_dict() | {"optimizer": written}
 
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if self.optimizer is None:
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """The optimiser's memory is taken up by one of the same kind and options; the learning
+        rate may be another. Any other optimiser starts with no memory.
+        """
+        super().load_state_dict(saved | {"optimizer": self.optimizer})
+        written, own = saved.get("optimizer"), OptimizerState.state_dict(self)["optimizer"]
+        if written is None or own is None or written["kind"] != own["kind"]:
             return
-        whole = self.optimizer.state_dict()
-        for name, value in tensors.items():
-            i, key = name.split(".", 1)
-            whole["state"].setdefault(int(i), {})[key] = value
-        self.optimizer.load_state_dict(whole)  # casts to the dtype and device of the parameters
+        if written["shapes"] != own["shapes"]:
+            raise ValueError(
+                f"the state belongs to a network with weights of shapes {written['shapes']}, this "
+                f"one has {own['shapes']}. Leave it out to start again."
+            )
+        groups = list(zip(own["groups"], written["groups"], strict=False))
+        if len(own["groups"]) != len(written["groups"]) or any(
+            _options(new) != _options(old) for new, old in groups
+        ):
+            return
+        assert self.optimizer is not None  # own was made of it
+        self.optimizer.load_state_dict(
+            {  # which casts to the dtype and device of the parameters
+                "state": {int(i): dict(memory) for i, memory in written["memory"].items()},
+                "param_groups": [
+                    new | ({"lr": old["lr"]} if new["initial_lr"] == old["initial_lr"] else {})
+                    for new, old in groups
+                ],
+            }
+        )
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """What decides of which kind an optimiser's memory is: everything but the rates."""
+    rates = ("lr", "initial_lr")
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in group.items()
+        if name not in rates
+    }
 
 
 @torch.no_grad()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
-from lpom.methods.samples import SampleState, same_data
+from lpom.methods.samples import SampleState, least_squares
 from lpom.network import Lifted
 from lpom.objective import Objective, per_layer, total
 
@@ -21,7 +20,7 @@ from lpom.objective import Objective, per_layer, total
 class TikhonovState(SampleState):
     """States of the samples they belong to, the inputs first; other samples start them anew."""
 
-    mu: list[float] = field(default_factory=list)
+    mu: list[float] = from_settings(list)
 
 
 @final
@@ -56,6 +55,10 @@ class Tikhonov(Method[TikhonovState]):
     costs: ClassVar[str] = "X by non-negative least squares, two products an iteration; W by ridge"
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a larger mu", "a larger ridge")
+
     def init(self, problem: Problem) -> TikhonovState:
         require_relu(problem.network, self.name)
         check_number("iterations", self.iterations, whole=True)
@@ -72,7 +75,8 @@ class Tikhonov(Method[TikhonovState]):
         X[-1] = problem.loss.prox(Z, batch.target, mu[last], network[last].activation.lower)
         for i in range(last, -1, -1):
             layer = network[i]
-            state.regression(layer.map, i, ridge=self.ridge).step(layer.map, X[i + 1] - Z)
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge)
+            least.step(layer.map, X[i + 1] - Z)
             if i > 0:
                 Z = network[i - 1].map.apply(X[i - 1])
                 ratio = mu[i] / mu[i - 1]
@@ -99,6 +103,5 @@ class Tikhonov(Method[TikhonovState]):
         return Objective(loss, tuple(gaps), tuple(state.mu))
 
     def _start(self, network: Lifted, batch: Batch, state: TikhonovState) -> None:
-        if not same_data(batch, state.batch):
-            _, state.X = network.feed_forward(batch.inputs)
-            state.first, state.batch = None, batch
+        if not state.belongs_to(batch):
+            state.start(batch, network.feed_forward(batch.inputs)[1])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.lpom.states import ORDERS, BatchStates, Visit, relative_change, sweep
 from lpom.methods.lpom.weights import exact_step
 from lpom.methods.optimizers import (
@@ -31,23 +30,15 @@ NORM_MARGIN = 1.1
 
 @dataclass
 class LPOMState(OptimizerState):
-    """Optimiser, norm vectors of the safe step, and what the last batch left to look at."""
+    """Optimiser, and norm vectors of the safe step."""
 
-    mu: list[float] = field(default_factory=list)
+    mu: list[float] = from_settings(list)
     vectors: list[Tensor] = field(default_factory=list)
-    X: list[Tensor] | None = None  # states of the last batch
 
-    transient = ("X",)
-
-    def tensors(self) -> dict[str, Tensor] | None:
-        kept = super().tensors()
-        vectors = {f"vector.{i}": vector for i, vector in enumerate(self.vectors)}
-        return None if kept is None else kept | vectors
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.vectors = [tensors.get(f"vector.{i}", v).to(v) for i, v in enumerate(self.vectors)]
-        memory = {name: t for name, t in tensors.items() if not name.startswith("vector.")}
-        super().load_tensors(memory)
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if len(saved.get("vectors", [])) != len(self.vectors):  # of the other step rule
+            saved = saved | {"vectors": self.vectors}
+        super().load_state_dict(saved)
 
 
 @final
@@ -110,6 +101,11 @@ class LPOM(Method[LPOMState]):
     equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i D_i(X_i+1, Z_i)   (eq. 18)"
     costs: ClassVar[str] = "the products of back-propagation; each further sweep two per layer"
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        weights = "a smaller learning_rate" if self.weights == "adaptive" else "a larger ridge"
+        return (weights, "a larger mu", *(() if self.safe else ("step_rule='safe'",)))
+
     def init(self, problem: Problem) -> LPOMState:
         network, loss = problem.network, problem.loss
         check_choice("order", self.order, ORDERS)
@@ -152,7 +148,6 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """States by sweeps, weights of all layers beside (interleaved) or after them."""
-        state.X = None  # let the last batch go before this one takes memory
         if state.optimizer is not None:
             set_progress(state.optimizer, self.schedule, state.progress)
         states = self._feed_forward(problem, batch, state)
@@ -172,21 +167,26 @@ class LPOM(Method[LPOMState]):
             for i in range(len(states.network)):  # independent of each other
                 visit(i, states.residual(i))
             optimize()
-        state.X = states.X
         return outputs if states.network is problem.network else None
 
     @torch.no_grad()
-    def settle(self, problem: Problem, batch: Batch) -> list[Tensor]:
-        """The states of a batch after the sweeps at the end of a run, the weights untouched."""
-        state = self.init(problem)
-        state.progress = 1.0
-        states = self._feed_forward(problem, batch, state)
+    def settle(
+        self, problem: Problem, batch: Batch, state: LPOMState | None = None
+    ) -> list[Tensor]:
+        """The states of a batch after the sweeps of a step, by default those at the end of a run.
+
+        Neither weights nor state are touched.
+        """
+        if state is None:
+            state = self.init(problem)
+            state.progress = 1.0
+        states = self._feed_forward(problem, batch, replace(state, vectors=list(state.vectors)))
         self._sweep(states)
         return states.X
 
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
         network = self.as_trained(problem.network, state.progress)
-        X = state.X or network.feed_forward(batch.inputs)[1]
+        X = self.settle(problem, batch, state)
         return evaluate(network, problem.loss, X, batch.target, state.mu, batch.weight)
 
     def rates(self, problem: Problem, state: LPOMState) -> list[float]:
@@ -224,7 +224,7 @@ class LPOM(Method[LPOMState]):
             loss, target = problem.loss, batch.target
             return evaluate(states.network, loss, states.X, target, state.mu, batch.weight).total
 
-        states = self._feed_forward(problem, batch, state)
+        states = self._feed_forward(problem, batch, replace(state, vectors=list(state.vectors)))
         before = F()
         self._sweep(states)
         after = F()
