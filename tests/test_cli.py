@@ -24,9 +24,9 @@ import lpom
 from lpom import activations, datasets, methods, plots, saving
 from lpom.cli import app
 from lpom.folders import FILES
-from lpom.history import History
 from lpom.methods import LPOM
 from lpom.runs import Run, read_predictor
+from lpom.training.history import History
 
 FAST = ("--hidden", "8", "--epochs", "3")
 

@@ -3,18 +3,18 @@
 from lpom import activations, datasets, losses, methods, networks, saving
 from lpom.diagnostics import Diagnosis, diagnose
 from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
-from lpom.history import Epoch, History
-from lpom.loop import EarlyStopping, Result
+from lpom.exceptions import CheckpointError, ConvergenceWarning, DivergenceError, LPOMError
 from lpom.methods import LPOM
 from lpom.network import mlp
 from lpom.objective import objective
-from lpom.training import evaluate, fit
+from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LPOM",
+    "Checkpoint",
+    "CheckpointError",
     "ConvergenceWarning",
     "Diagnosis",
     "DivergenceError",

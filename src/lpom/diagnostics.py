@@ -11,12 +11,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.data import Arrays
 from lpom.losses import Loss
 from lpom.methods import LPOM, Problem
 from lpom.network import Lifted
 from lpom.objective import evaluate, kkt_residuals, per_layer, rho, spectral_rates
-from lpom.tasks import Task
+from lpom.training.sources import Arrays
+from lpom.training.tasks import Task
 
 
 @dataclass(frozen=True)

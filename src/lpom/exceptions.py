@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -32,8 +34,20 @@ class ModelFileError(LPOMError, ValueError):
     """A model file or checkpoint cannot be read, or does not fit the model."""
 
 
+class CheckpointError(LPOMError, ValueError):
+    """A checkpoint is damaged, in use, or belongs to another run."""
+
+
 class ConvergenceWarning(_SklearnConvergenceWarning):
     """Training or an inner iteration stopped before it converged."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn about the line outside of this library that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("lpom."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from lpom import losses, saving
-from lpom.data import ROWS
 from lpom.exceptions import ModelFileError
 from lpom.losses import Loss
 from lpom.network import Lifted
 from lpom.tables import Features, Target, target_from_json
 from lpom.tables.columns import Array
+from lpom.training.sources import ROWS
 
 
 @final

@@ -20,13 +20,12 @@ from lpom.checks import as_device
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
-from lpom.history import History
-from lpom.loop import Callback, EarlyStopping, Result
 from lpom.methods import Method
 from lpom.network import mlp
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
-from lpom.training import evaluate, fit
+from lpom.training import Callback, EarlyStopping, Result, evaluate, fit
+from lpom.training.history import History
 
 
 @final

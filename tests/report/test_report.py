@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 from lpom import datasets, saving
 from lpom.cli import app
 from lpom.exceptions import DataError, ModelFileError
-from lpom.history import Epoch, History
 from lpom.predictor import Predictor
 from lpom.report import write_report
 from lpom.report.content import columns, settings
 from lpom.report.page import page
 from lpom.report.pictures import first_layer, png
 from lpom.tables import Classes, Features
+from lpom.training.history import Epoch, History
 
 
 class Parsed(HTMLParser):

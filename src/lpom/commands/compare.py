@@ -15,10 +15,10 @@ from lpom.commands import options
 from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset
 from lpom.experiments.compare import compare as run_comparison
 from lpom.experiments.records import Trial
-from lpom.history import Epoch
 from lpom.preparation import prepare
-from lpom.progress import Bar
 from lpom.runs import Settings
+from lpom.training.history import Epoch
+from lpom.training.progress import Bar
 
 
 def compare(

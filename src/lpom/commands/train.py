@@ -15,11 +15,11 @@ from lpom import methods, runs
 from lpom.commands import options
 from lpom.commands.show import results_table
 from lpom.folders import TENSORBOARD, forget_events, run_folder
-from lpom.loop import Callback
 from lpom.preparation import Prepared, prepare
-from lpom.progress import epoch_lines
 from lpom.runs import Run, Settings
 from lpom.tensorboard import TensorBoard
+from lpom.training import Callback
+from lpom.training.progress import epoch_lines
 
 
 def train(

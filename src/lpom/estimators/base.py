@@ -22,12 +22,10 @@ from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
-from lpom.history import Epoch, History
-from lpom.loop import EarlyStopping
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.network import mlp
-from lpom.training import fit
+from lpom.training import EarlyStopping, Epoch, History, fit
 
 E = TypeVar("E", bound="BaseMLP")
 
@@ -146,12 +144,9 @@ class BaseMLP(FittedMLP, ABC):
                 f"now require {design}. Set them back, or fit again with warm_start=False."
             )
         else:
-            old = self.result_.state
-            self._model, state = deepcopy((self._model, old))
-            if not partial or not _same(method, self._trained_by):
-                state = None
-            elif state is not None:
-                state.share_data(old)
+            self._model = deepcopy(self._model)
+            if partial and _same(method, self._trained_by):
+                state = self.result_.state
         train, held_out = self._hold_out(X, targets)
         self.result_ = fit(
             self._model,
@@ -168,7 +163,7 @@ class BaseMLP(FittedMLP, ABC):
             early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol),
             progress=False,
             state=state,
-            span=(0.0, 0.0) if partial else (0.0, 1.0),  # a stream has no end to plan for
+            endless=partial,
         )
         self._design, self._trained_by = design, clone(method)
         self._add_to_history(goes_on, train[0].shape[0])

@@ -201,7 +201,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
                 sample_weight=None if weight is None else weight[rows],
             )
             weight = _product(weight, each[codes])
-        two_outputs = self.loss != "auto" and losses.get(self.loss).name == "cross-entropy"
+        two_outputs = self.loss != "auto" and losses.get(self.loss).exclusive
         n_outputs = len(self.classes_)
         if n_outputs == 2 and not two_outputs:
             n_outputs = 1

@@ -21,9 +21,9 @@ from lpom.experiments import plots, table
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.files import write_atomically
-from lpom.history import Epoch
 from lpom.preparation import Prepared
 from lpom.tables import Classes
+from lpom.training.history import Epoch
 
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
     "results.jsonl",

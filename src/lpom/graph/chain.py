@@ -44,14 +44,14 @@ class Chain:
     def feed_forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Pre-activations ``Z`` (one per layer) and states ``X`` (one more: the inputs)."""
         Z: list[Tensor] = []
-        X = [inputs.flatten(1)]
+        X = [inputs]
         for layer in self:
             Z.append(layer.map.apply(X[-1]))
             X.append(layer.activation.phi(Z[-1]))
         return Z, X
 
 
-def chain(graph: Graph, method: str) -> Chain:
+def chain(graph: Graph) -> Chain:
     """The layers of a graph that is a chain; for others an error that names what is not."""
     layers = []
     for node in graph:
@@ -59,14 +59,15 @@ def chain(graph: Graph, method: str) -> Chain:
         if linear is None or node.sources != (node.index - 1,) or not node.activation.elementwise:
             what = ", ".join(str(step.out.target) for step in node.edge.steps) or "nothing"
             raise UntrainableError(
-                f"method {method!r} trains chains of Linear layers, each followed by an "
-                f"elementwise activation; the state {node.name!r} of this network comes from the "
-                f"states {node.sources} by {what}. Use 'lpom', 'mac' or back-propagation."
+                "this method trains chains of Linear layers, each followed by an elementwise "
+                f"activation, but the state {node.name!r} of this network comes from the states "
+                f"{node.sources} by {what}. Use 'lpom', 'mac' or back-propagation, which train any "
+                "network."
             )
         if any(layer.map.module is linear for layer in layers):
             raise UntrainableError(
-                f"method {method!r} solves for each layer on its own, but {node.edge.names[0]} is "
-                "used twice. Use 'lpom' or back-propagation, which add up over the uses."
+                f"this method solves for each layer on its own, but {node.edge.names[0]} is used "
+                "twice. Use 'lpom' or back-propagation, which add up over the uses."
             )
         layers.append(Layer(Dense(linear), node.activation))
     return Chain(tuple(layers))
@@ -76,10 +77,8 @@ def _linear(node: Node) -> nn.Linear | None:
     """The layer that makes up the edge, flattening of the data aside."""
     if node.edge.linear is not None or node.index != 1:
         return node.edge.linear
-    calls = [step.call for step in node.edge.steps]
-    flattens = isinstance(calls[0], nn.Flatten) and (calls[0].start_dim, calls[0].end_dim) == (1, -1)
-    plain = len(calls) == 2 and flattens and type(calls[1]) is nn.Linear
-    return calls[1] if plain and isinstance(calls[1], nn.Linear) else None
+    plain = len(node.edge.steps) == 2 and node.edge.flattens
+    return node.edge.first_linear if plain else None
 
 
 @final

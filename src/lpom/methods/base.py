@@ -9,20 +9,40 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lpom.graph import Graph
+from lpom.exceptions import UntrainableError
+from lpom.graph import Chain, Graph, chain, trace
 from lpom.losses import Loss
 from lpom.objective import Objective
 from lpom.settings import Settings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Problem:
-    """What is trained, fixed for the whole run."""
+    """What is trained, fixed for the whole run: the graph of a model, and the loss."""
 
     graph: Graph
     loss: Loss
+    model: nn.Module
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, example: Tensor | None = None) -> Problem:
+        """The problem of a model by itself."""
+        return cls(trace(model, example), loss, model)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether the network is a chain of Linear layers."""
+        try:
+            return len(self.chain) > 0
+        except UntrainableError:
+            return False
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The network as a chain of Linear layers, for methods that need one."""
+        return chain(self.graph)
 
 
 @dataclass(frozen=True)
@@ -53,10 +73,12 @@ class Batch:
     def fingerprint(self) -> str:
         """The same for the same rows, targets and weights, in any process and on any device."""
         digest = hashlib.blake2b(digest_size=16)
-        for tensor in (self.inputs, self.target, self.weight):
-            digest.update(repr(None if tensor is None else (tensor.dtype, tensor.shape)).encode())
-            for part in () if tensor is None else tensor.split(8192):
-                digest.update(part.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+        rows = [self.inputs, self.target] + ([] if self.weight is None else [self.weight])
+        for tensor in rows:
+            digest.update(repr((tensor.dtype, tensor.shape)).encode())
+            for start in range(0, len(tensor), 8192):
+                part = tensor[start : start + 8192].detach().cpu().contiguous()
+                digest.update(part.view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 
@@ -103,6 +125,10 @@ class State:
             )
         for name, value in saved.items():
             setattr(self, name, _like(value, getattr(self, name)))
+
+    def without_samples(self) -> State:
+        """This state, or a copy that has nothing of single samples: the next step begins them."""
+        return self
 
     def release(self) -> None:
         """Let go of the rows of data, at the end of a run."""

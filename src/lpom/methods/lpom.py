@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
@@ -145,10 +145,15 @@ class Continuation(Settings):
 class LPOMState(OptimizerState):
     """Optimiser, weights of the gaps by node, norm vectors of the safe step by node and source."""
 
-    mu: list[float] = field(default_factory=list)
-    vectors: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    mu: list[float] = from_settings(list)
+    measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
+    vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
     steps: int = 0
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.mu = self.measured or self.mu
 
 
 @final
@@ -298,7 +303,7 @@ class LPOM(Method[LPOMState]):
         if v == states.graph.output:
             rate = gamma * problem.loss.lipschitz / state.mu[v]
         for above in states.graph.consumers[v]:
-            key = (above.index, v)
+            key = f"{above.index} {v}"
             norm, state.vectors[key] = edge_norm(
                 above.edge,
                 v,
@@ -390,16 +395,16 @@ class LPOM(Method[LPOMState]):
                 if 0 < ratio < math.inf:
                     wanted[node.index] = state.mu[node.index] * ratio / RELATIVE_PULL
             states.pull_back(node, states.move(node))
-        first = state.steps == 0
-        for v in range(1, len(wanted)):
-            limits = min(max(wanted[v], 1e-4), 1e6)
-            state.mu[v] = limits if first else math.sqrt(state.mu[v] * limits)
+        limited = [min(max(mu, 1e-4), 1e6) for mu in wanted]
+        old = state.mu if state.steps else limited
+        state.mu = state.measured = [math.sqrt(a * b) for a, b in zip(old, limited, strict=True)]
 
     @torch.no_grad()
     def settle(self, problem: Problem, batch: Batch, state: LPOMState) -> tuple[States, Graph]:
         """The states of a batch after the sweeps, the weights untouched; and their graph."""
         graph = self.as_measured(problem.graph, state.progress)
         states = States(graph, batch.inputs, state.mu)
+        state = replace(state, vectors=dict(state.vectors))
         if self.states.order != "interleaved":
             self._settle(states, problem, batch, state)
             return states, graph

@@ -16,7 +16,7 @@ from lpom.checks import check_choice
 from lpom.exceptions import DataError
 from lpom.losses import Loss
 from lpom.tables.columns import FEW, Array, codes, distinct, kind, matrix
-from lpom.tasks import Task
+from lpom.training.tasks import Task
 
 TASKS = ("auto", "classification", "regression")
 
