@@ -1,30 +1,48 @@
-"""Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
+"""Train neural networks without back-propagation, by Lifted Proximal Operator Machines."""
 
-from lpom import activations, datasets, losses, methods, networks, saving
-from lpom.diagnostics import Diagnosis, diagnose
-from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import CheckpointError, ConvergenceWarning, DivergenceError, LPOMError
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lpom import activations, losses, methods
+from lpom.diagnostics import Diagnosis, diagnose, objective
+from lpom.exceptions import (
+    CheckpointError,
+    ConvergenceWarning,
+    DivergenceError,
+    LPOMError,
+    UntrainableError,
+)
 from lpom.methods import LPOM
-from lpom.network import mlp
-from lpom.objective import objective
+from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
+from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
+
+if TYPE_CHECKING:
+    from lpom import datasets, networks, saving
+    from lpom.estimators import MLPClassifier, MLPRegressor
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LPOM",
+    "Adaptive",
     "Checkpoint",
     "CheckpointError",
+    "Continuation",
     "ConvergenceWarning",
     "Diagnosis",
     "DivergenceError",
     "EarlyStopping",
     "Epoch",
+    "Exact",
     "History",
     "LPOMError",
     "MLPClassifier",
     "MLPRegressor",
     "Result",
+    "Straight",
+    "Sweeps",
+    "UntrainableError",
     "activations",
     "datasets",
     "diagnose",
@@ -37,3 +55,19 @@ __all__ = [
     "objective",
     "saving",
 ]
+
+#: Loaded when asked for: they need more than torch.
+_LATER = {"MLPClassifier": "lpom.estimators", "MLPRegressor": "lpom.estimators"}
+_ROOMS = ("datasets", "networks", "saving")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    if name in _ROOMS:
+        return import_module(f"lpom.{name}")
+    raise AttributeError(f"module 'lpom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -13,7 +13,7 @@ from torch import nn
 from lpom import losses, saving
 from lpom.exceptions import ModelFileError
 from lpom.losses import Loss
-from lpom.network import Lifted
+from lpom.graph import chain, trace
 from lpom.tables import Features, Target, target_from_json
 from lpom.tables.columns import Array
 from lpom.training.sources import ROWS
@@ -71,10 +71,11 @@ class Predictor:
                 f"and the target of its table ({type(error).__name__}: {error}). Load it with "
                 "lpom.saving.load instead."
             ) from error
-        network = Lifted.from_module(model)
-        if (network.n_inputs, network.n_outputs) != (features.n_inputs, target.n_outputs):
+        layers = chain(trace(model))
+        ends = layers[0].map.n_inputs, layers[-1].map.n_outputs
+        if ends != (features.n_inputs, target.n_outputs):
             raise ModelFileError(
-                f"{path} holds a network with {network.n_inputs} inputs and {network.n_outputs} "
+                f"{path} holds a network with {ends[0]} inputs and {ends[1]} "
                 f"outputs for a table that makes {features.n_inputs} and {target.n_outputs}. "
                 "Use the original file, or train again."
             )

@@ -21,7 +21,7 @@ from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
 from lpom.methods import Method
-from lpom.network import mlp
+from lpom.networks.mlp import mlp
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
 from lpom.training import Callback, EarlyStopping, Result, evaluate, fit

@@ -24,7 +24,7 @@ from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
 from lpom.losses import Loss
 from lpom.methods import Method, State
-from lpom.network import mlp
+from lpom.networks.mlp import mlp
 from lpom.training import EarlyStopping, Epoch, History, fit
 
 E = TypeVar("E", bound="BaseMLP")
@@ -67,9 +67,9 @@ class BaseMLP(FittedMLP, ABC):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; deep: ``method__mu`` and the like too, also of a method's name."""
-        params: dict[str, Any] = super().get_params(deep)
-        if deep and isinstance(self.method, str):
-            with suppress(ValueError):  # an unknown name, which fit will say
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            with suppress(ValueError, TypeError):  # an unknown name, which fit will say
                 inner = methods.get(self.method).get_params()
                 params |= {f"method__{name}": value for name, value in inner.items()}
         return params
@@ -78,10 +78,10 @@ class BaseMLP(FittedMLP, ABC):
         """Set parameters; ``method__mu=...`` makes a Method of a method's name first."""
         method = params.get("method", self.method)
         inner = {name for name in params if name.startswith("method__")}
-        if inner and isinstance(method, str):
+        if inner:
             values = {name.removeprefix("method__"): params[name] for name in inner}
             params = {name: value for name, value in params.items() if name not in inner}
-            params["method"] = methods.get(method).set_params(**values)
+            params["method"] = methods.get(method).with_params(**values)
         super().set_params(**params)
         return self
 
@@ -165,7 +165,7 @@ class BaseMLP(FittedMLP, ABC):
             state=state,
             endless=partial,
         )
-        self._design, self._trained_by = design, clone(method)
+        self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
 
     def _checked_method(self) -> Method[Any]:
@@ -182,12 +182,7 @@ class BaseMLP(FittedMLP, ABC):
             )
         if self.learning_rate_init is None:
             return method
-        if "learning_rate" not in method.get_params():
-            raise ValueError(
-                f"method {method.name!r} has no learning rate; leave learning_rate_init=None."
-            )
-        changed: Method[Any] = clone(method).set_params(learning_rate=self.learning_rate_init)
-        return changed
+        return method.with_learning_rate(self.learning_rate_init)
 
     def _plan(self, n_features: int, n_outputs: int) -> Design:
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
@@ -250,4 +245,4 @@ class BaseMLP(FittedMLP, ABC):
 
 def _same(a: Method[Any], b: Method[Any]) -> bool:
     """Whether one method can go on from the other's state."""
-    return type(a) is type(b) and str(a.get_params()) == str(b.get_params())
+    return a == b

@@ -24,7 +24,7 @@ from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
 from lpom.methods import Batch, Method, Problem
-from lpom.network import Lifted, mlp
+from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, evaluate, fit
 from lpom.training.history import Epoch
 from lpom.training.tasks import Task
@@ -138,7 +138,7 @@ def _train(
 def _peak_bytes(
     method: Method[Any], model: nn.Module, task: Task, inputs: Tensor, y: Tensor
 ) -> int:
-    problem = Problem(Lifted.from_module(copy.deepcopy(model)), task.loss)
+    problem = Problem.of(copy.deepcopy(model), task.loss)
     return peak_bytes(method, problem, Batch(inputs, task.target(y).to(inputs)))
 
 
