@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
+from lpom.weights.muon import Muon
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
@@ -23,7 +24,7 @@ def _muon(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimize
     others = [p for p in everything if p.ndim != 2]
     made: list[torch.optim.Optimizer] = []
     if matrices:
-        made.append(torch.optim.Muon(matrices, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+        made.append(Muon(matrices, lr=lr))
     if others:
         made.append(torch.optim.Adam(others, lr=lr, fused=True))
     return made[0] if len(made) == 1 else Together(made)
