@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpom import methods
 from lpom.activations import Activation
 from lpom.losses import Loss
-from lpom import methods
 from lpom.methods import LPOM, Batch, Problem
 from lpom.objective import (
     Mu,

@@ -188,7 +188,9 @@ class LPOM(Method[LPOMState]):
     def __post_init__(self) -> None:
         put = object.__setattr__  # names of settings stand for the settings
         put(self, "states", chosen("states", self.states, {"sweeps": Sweeps}))
-        put(self, "weights", chosen("weights", self.weights, {"adaptive": Adaptive, "exact": Exact}))
+        put(
+            self, "weights", chosen("weights", self.weights, {"adaptive": Adaptive, "exact": Exact})
+        )
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
 
@@ -202,7 +204,10 @@ class LPOM(Method[LPOMState]):
         if self.states.order == "interleaved":
             for _ in self._sweeps(states):
                 waiting: dict[Block, list[Use]] = {}
-                states.pull(problem.graph[problem.graph.output], self._loss_pull(states, problem, batch, state))
+                states.pull(
+                    problem.graph[problem.graph.output],
+                    self._loss_pull(states, problem, batch, state),
+                )
                 for node in reversed(states.graph.nodes):
                     residual = states.move(node, self._alpha(states, node, problem, state))
                     self._visit(states, node, residual, batch, state, waiting)
@@ -377,9 +382,7 @@ class LPOM(Method[LPOMState]):
         graph = self.as_trained(graph, progress)
         return graph.smoothed(self.jumps.width) if isinstance(self.jumps, Straight) else graph
 
-    def _measure(
-        self, states: States, problem: Problem, batch: Batch, state: LPOMState
-    ) -> None:
+    def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         r"""Set every mu such that the pull on a state is `RELATIVE_PULL` of its pre-activations.
 
         :math:`\mu_v G_v` hardly depends on the mu above it: it is about the gradient of the loss.

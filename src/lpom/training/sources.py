@@ -274,9 +274,7 @@ def check_inputs(X: Any, takes: Signature) -> Any:
         X = X.reshape(len(X), -1)
     if tuple(X.shape[1:]) != takes.shape:
         wanted = ", ".join(["n_samples", *map(str, takes.shape)])
-        raise ValueError(
-            f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}."
-        )
+        raise ValueError(f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}.")
     if X.shape[0] == 0:
         raise ValueError("X has no rows; at least one sample is needed.")
     dtype = takes.like.dtype
