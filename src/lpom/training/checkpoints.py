@@ -72,9 +72,15 @@ class RunFolder:
         self._written = time.monotonic()
 
     def __enter__(self) -> RunFolder:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        check_writable(self.folder)
-        self._lock = (self.folder / _LOCK).open("ab")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            check_writable(self.folder)
+            self._lock = (self.folder / _LOCK).open("ab")
+        except OSError as error:
+            raise CheckpointError(
+                f"no checkpoint can be written to {self.folder} ({error.strerror}). Choose a "
+                "folder that can be written to, with room for a few times the model."
+            ) from error
         try:
             _lock(self._lock)
         except OSError:

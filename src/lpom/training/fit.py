@@ -18,7 +18,7 @@ from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.network import Lifted
 from lpom.training.callbacks import Callback, EarlyStopping
-from lpom.training.checkpoints import Checkpoint, RunFolder
+from lpom.training.checkpoints import Checkpoint, RunFolder, encode
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
 from lpom.training.tasks import Task
@@ -144,6 +144,8 @@ def fit(
         )
         if folder is not None and saved is not None:
             _go_on(trainer, saved, folder)
+        elif folder is not None:
+            encode(trainer.state_dict())  # a state that can't be written is found now, not later
         return trainer.run(progress)
 
 
@@ -152,19 +154,15 @@ def evaluate(
 ) -> tuple[float, float]:
     """Mean loss, and accuracy or R2, of a plain forward pass; nothing is drawn for good."""
     network = Lifted.from_module(model)
-    device = network.parameters[0].device
-    source: Source
     if isinstance(X, DataLoader):
         _check_no_targets(y)
         source = Loader(X, network)
-        with Generators(device, source.generators).untouched():
+        with Generators(source.like.device, source.generators).untouched():
             task = source.task = _task(network, source.first_targets(), loss)
             measured = measure(model, source, task)
     else:
         task = _task(network, y, loss)
-        source = to_measure(X, y, task, network)
-        with Generators(device, []).untouched():
-            measured = measure(model, source, task)
+        measured = measure(model, to_measure(X, y, task, network), task)
     return measured.loss, measured.score
 
 

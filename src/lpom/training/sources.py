@@ -33,6 +33,7 @@ class Source(ABC):
 
     steps: int | None
     generators: list[torch.Generator]
+    like: Tensor  # a tensor with that dtype and device
 
     @abstractmethod
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
@@ -96,7 +97,7 @@ class Arrays(Source):
         if self.weight is not None and not bool((self.weight > 0).any()):
             raise ValueError(_ALL_ZERO)
         if isinstance(self.X, Tensor):
-            self.X = self.X.to(self.like).contiguous()
+            self.X = _laid_out(self.X, self.like)
         if batch_size is not None:
             check_number("batch_size", batch_size, whole=True)
             if batch_size > n:
@@ -181,7 +182,7 @@ class Loader(Source):
         return self._batches(items, whole_epoch=skip == 0)
 
     def in_order(self) -> Iterator[Batch]:
-        return self._batches(iter(self.loader), whole_epoch=True)
+        return self.epoch()
 
     def probe(self) -> Batch:
         return self._batch(self._first())
@@ -282,13 +283,13 @@ def check_inputs(
     return X if sparse or mapped or isinstance(X, Tensor) else as_tensor(X)
 
 
-def check_targets_finite(y: Any, dtype: torch.dtype | None = None) -> None:
+def check_targets_finite(y: Any, dtype: torch.dtype) -> None:
     values = _plain(y, "y") if isinstance(y, Tensor) else np.asarray(y)
     if isinstance(values, Tensor) or values.dtype.kind == "f":
         check_finite(values, "y", "Remove such rows first", dtype)
 
 
-def check_weights(weight: Any, n: int, dtype: torch.dtype | None = None) -> Tensor:
+def check_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
     """Weights of ``n`` samples, which may all be zero: other batches may count."""
     weights: Tensor = (
         weight if isinstance(weight, Tensor) else as_tensor(as_array(weight, "sample_weight"))
@@ -323,6 +324,13 @@ def check_finite(
                 "a model with dtype=torch.float64."
             )
         raise ValueError(f"{name} holds NaN or infinity{where}. {advice}.")
+
+
+def _laid_out(X: Tensor, like: Tensor) -> Tensor:
+    """X row after row with dtype and device of ``like``: itself, or one copy."""
+    if (X.dtype, X.device) == (like.dtype, like.device) and X.is_contiguous():
+        return X
+    return torch.empty(X.shape, dtype=like.dtype, device=like.device).copy_(X)
 
 
 def _plain(X: Tensor, name: str) -> Tensor:

@@ -197,21 +197,20 @@ class Trainer:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         self.good = _weights(self.model)
-        with self.generators.untouched():
-            measured = self._measured or measure(self.model, self.train, self.task)
-            if not measured:
-                raise ValueError(
-                    f"method {self.method.name!r} needs a second pass over the data to measure "
-                    "the epoch, but the DataLoader gave nothing when read again. Use a data set "
-                    "that can be read more than once."
-                )
-            checked = None
-            if self.validation is not None:
-                checked = measure(self.model, self.validation, self.task)
-                if not checked:
-                    raise ValueError("validation_data gave no batch; at least one is needed.")
-            with evaluating(self.model):
-                self._record(measured, checked)
+        measured = self._measured or measure(self.model, self.train, self.task)
+        if not measured:
+            raise ValueError(
+                f"method {self.method.name!r} needs a second pass over the data to measure the "
+                "epoch, but the DataLoader gave nothing when read again. Use a data set that can "
+                "be read more than once."
+            )
+        checked = None
+        if self.validation is not None:
+            checked = measure(self.model, self.validation, self.task)
+            if not checked:
+                raise ValueError("validation_data gave no batch; at least one is needed.")
+        with evaluating(self.model), self.generators.untouched():
+            self._record(measured, checked)
         self._comment(measured)
         if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
             self.best = self.good
@@ -225,6 +224,7 @@ class Trainer:
         due = asked or folder.due(len(self.history), epoch_ended)
         kept = folder.write(self.state_dict()) if due else False
         if asked:
+            folder.signals.heeded = True
             where = f"with checkpoint={str(folder.folder)!r}"
             raise Stopped(f"Call fit again {where} to go on from there." if kept else "")
 
@@ -299,6 +299,7 @@ class Trainer:
             "task": self.task.kind,
             "epochs": self.epochs,
             "seed": self.seed,
+            "endless": self.endless,
             "early stopping": None if watch is None else repr(watch.rule),
             "data": self.train.describe(),
             "validation data": None if self.validation is None else self.validation.describe(),
@@ -368,7 +369,8 @@ class Trainer:
 def measure(model: nn.Module, source: Source, task: Task) -> Score:
     """Loss and score of a plain forward pass over all rows."""
     measured = Score(task)
-    with evaluating(model):
+    drawn = Generators(source.like.device, source.generators)
+    with evaluating(model), drawn.untouched():
         for batch in source.in_order():
             measured.add(model(batch.inputs), batch.target, batch.weight)
     return measured
