@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import lpom
 from lpom import LPOM, Checkpoint, EarlyStopping, methods
-from lpom.methods import MAC, METHODS, Adam, Method, State
+from lpom.methods import MAC, METHODS, Adam, Method, Problem, State
+from lpom.network import Lifted
 from lpom.objective import Objective
 
 
@@ -261,9 +262,7 @@ def test_the_objective_depends_on_weights_and_probe_alone(method, blobs):
     """The same weights after another last batch: the same objective, and the weights stay."""
     X, y = blobs
     method = methods.get(method)
-    problem = lpom.methods.Problem(
-        lpom.network.Lifted.from_module(net()), lpom.losses.get("squared")
-    )
+    problem = Problem(Lifted.from_module(net()), lpom.losses.get("squared"))
     target = torch.nn.functional.one_hot(y, 3).float()
     probe = lpom.methods.Batch(X[:10], target[:10])
     state, values = method.init(problem), []

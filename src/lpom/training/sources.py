@@ -20,7 +20,7 @@ from lpom.training.tasks import Task, as_array, as_tensor
 
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
-_CHUNK = 2**20  # numbers looked at together when all of X is checked
+_CHUNK = 2**17  # numbers looked at together when all of X is checked
 _ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
 
 

@@ -229,10 +229,11 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """A tensor that shares the array's memory where it can; nobody here writes to it.
 
     Arrays that are read-only (memory maps, columns of a data frame) are as good as others, so
-    torch's warning about them is kept from the user; reversed ones are copied.
+    torch's warning about them is kept from the user; reversed ones, and columns of records, are
+    copied.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        if any(stride < 0 for stride in array.strides):
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides):
             array = array.copy()
         return torch.as_tensor(np.asarray(array))
