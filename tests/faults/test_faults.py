@@ -111,7 +111,7 @@ def place(folder):
 
 
 def wait_for(folder, steps):
-    """Until there are as many checkpoints; but the last two are gone again."""
+    """Until as many checkpoints were written; all but the last two are gone again."""
     while max((p.name for p in Path(folder).glob("0*.safetensors")), default="") < f"{steps:08d}":
         time.sleep(0.001)
 

@@ -19,10 +19,11 @@ from lpom.methods import Method, Problem, State
 from lpom.network import Lifted
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoints import Checkpoint, RunFolder, encode
+from lpom.training.measuring import measure
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
 from lpom.training.tasks import Task
-from lpom.training.trainer import Result, Trainer, copied, measure
+from lpom.training.trainer import Result, Trainer, copied
 
 _DEFAULT_ROWS = 100  # of a batch
 

@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,11 +17,12 @@ from lpom.methods import Batch, Method, Problem, State
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
+from lpom.training.measuring import Score, evaluating, measure
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
 from lpom.training.sources import Source
-from lpom.training.tasks import Score, Task
+from lpom.training.tasks import Task
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 
@@ -363,29 +363,6 @@ class Trainer:
             self.watch.load_state_dict(saved["early stopping"])
         self.good, self.best = saved["good"], saved["best"]
         self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
-
-
-@torch.no_grad()
-def measure(model: nn.Module, source: Source, task: Task) -> Score:
-    """Loss and score of a plain forward pass over all rows."""
-    measured = Score(task)
-    drawn = Generators(source.like.device, source.generators)
-    with evaluating(model), drawn.untouched():
-        for batch in source.in_order():
-            measured.add(model(batch.inputs), batch.target, batch.weight)
-    return measured
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """With ``model.eval()``; every submodule is put back into its mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def settings_of(method: Method[Any]) -> str:
