@@ -6,12 +6,6 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # scikit-learn ships no types
-    _SklearnConvergenceWarning = UserWarning
-else:
-    from sklearn.exceptions import ConvergenceWarning as _SklearnConvergenceWarning
 
 
 class LPOMError(Exception):
@@ -34,7 +28,7 @@ class CheckpointError(LPOMError, ValueError):
     """A checkpoint is damaged, in use, or belongs to another run."""
 
 
-class ConvergenceWarning(_SklearnConvergenceWarning):
+class ConvergenceWarning(UserWarning):
     """Training or an inner iteration stopped before it converged."""
 
 
