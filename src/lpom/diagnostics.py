@@ -26,7 +26,7 @@ from lpom.objective import (
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays
 from lpom.training.tasks import Task
-from lpom.training.trainer import evaluating
+from lpom.training.measuring import evaluating
 
 
 @dataclass(frozen=True)

@@ -237,7 +237,8 @@ class States:
         carried back: so a state takes the memory of one tensor, as in back-propagation, not of
         two.
         """
-        places = {x.data_ptr(): (s, x.shape, x.stride()) for s, x in zip(node.sources, sources)}
+        pairs = zip(node.sources, sources, strict=True)
+        places = {x.data_ptr(): (s, x.shape, x.stride()) for s, x in pairs}
 
         def pack(saved: Tensor) -> Tensor | int:
             s, shape, stride = places.get(saved.data_ptr(), (0, None, None))

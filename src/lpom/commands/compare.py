@@ -42,7 +42,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--set",
-            help="METHOD.SETTING=VALUE, e.g. admm.beta=2 or lpom.weights.learning_rate=0.001; may be repeated.",
+            help="METHOD.SETTING=VALUE, e.g. lpom.weights.learning_rate=0.001; may be repeated.",
         ),
     ] = None,
     set_epochs: Annotated[

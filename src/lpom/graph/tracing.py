@@ -399,7 +399,7 @@ class _Builder:
             return x
 
     def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below, on fewer states."""
+        """Max-pooling commutes with every non-decreasing function: put it below, on fewer values."""
         for pool in list(self.traced.nodes):
             if "max_pool" not in self._name_or_nothing(pool):
                 continue
@@ -412,7 +412,8 @@ class _Builder:
             z = act.args[0]
             act.replace_all_uses_with(z)  # type: ignore[arg-type]
             pool.append(act)  # after the pool
-            pool.replace_all_uses_with(act, delete_user_cb=lambda user: user is not act)
+            for user in [user for user in pool.users if user is not act]:
+                user.replace_input_with(pool, act)
             act.args = (pool, *act.args[1:])
 
     def _name_or_nothing(self, node: fx.Node) -> str:
@@ -639,8 +640,8 @@ class _Builder:
             ""
             if "instead" in reason or "use " in reason.lower()
             else (
-                " Leave it out, use an operation that is affine or an activation, or train the model "
-                "with lpom.lift(model) in a loop of your own."
+                " Leave it out, use an operation that is affine or an activation, or train the "
+                "model with lpom.lift(model) in a loop of your own."
             )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")

@@ -76,8 +76,8 @@ class Adaptive(Settings):
 
     Parameters
     ----------
-    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of the
-        parameters that returns an optimiser with a learning rate of its own
+    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of
+        the parameters that returns an optimiser with a learning rate of its own
     learning_rate : float
     schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
         returns one of torch's schedulers, which then takes a step after every epoch
@@ -171,7 +171,8 @@ class LPOM(Method[LPOMState]):
     states : Sweeps
         How states move: ``Sweeps(order="top-down", most=3, rule="safe")``.
     weights : Adaptive or Exact
-        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)`` or ``Exact(ridge=0.1)``.
+        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)``, or
+        ``Exact(iterations=3, ridge=0.1)``.
     jumps : Straight or Continuation
         How activations without a derivative (step, sign, staircase, ...) are trained.
     """
