@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpom.checks import check_choice
 from lpom.data import Batch, Source
 from lpom.exceptions import ConvergenceWarning, DivergenceError
 from lpom.history import Epoch, History
@@ -36,12 +37,23 @@ _STEADIER = {
 class EarlyStopping:
     """Stop when nothing got better by ``min_delta`` for ``patience`` epochs.
 
-    Watches the validation score if there is validation data, else the training loss. The weights
-    of the epoch with the best validation score are put back.
+    Watches the validation data if there is any, else the training loss; the weights of the epoch
+    that did best on the validation data are put back. ``watch``: its "score", or its "loss", which
+    also hears of answers that are right and hardly sure.
     """
 
     patience: int = 10
     min_delta: float = 1e-4
+    watch: str = "score"
+
+    def __post_init__(self) -> None:
+        check_choice("watch", self.watch, ("score", "loss"))
+
+    def gain(self, epoch: Epoch) -> float:
+        """What should rise: the validation score, or a loss with its sign turned."""
+        if epoch.validation_loss is None or epoch.validation_score is None:
+            return -epoch.loss
+        return epoch.validation_score if self.watch == "score" else -epoch.validation_loss
 
 
 @dataclass
@@ -205,8 +217,7 @@ class TrainingRun:
     def _stops_early(self) -> bool:
         if self.stopper is None:
             return False
-        last = self.history[-1]
-        value = -last.loss if last.validation_score is None else last.validation_score
+        value = self.stopper.gain(self.history[-1])
         self.waited = 0 if value > self.reached + self.stopper.min_delta else self.waited + 1
         if self.waited == 0:
             self.reached = value

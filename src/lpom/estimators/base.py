@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -22,14 +23,18 @@ from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
+from lpom.estimators.penalty import L2Penalty
+from lpom.exceptions import ConvergenceWarning
 from lpom.history import Epoch, History
-from lpom.loop import EarlyStopping
+from lpom.loop import Callback, EarlyStopping
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.network import mlp
 from lpom.training import fit
 
 E = TypeVar("E", bound="BaseMLP")
+
+_ROWS = 100  # of a batch, unless batch_size says otherwise
 
 
 class Targets(NamedTuple):
@@ -55,6 +60,7 @@ class BaseMLP(FittedMLP, ABC):
     method: str | Method[Any] = "lpom"
     loss: str | Loss = "auto"
     output_activation: str | Activation = "identity"
+    alpha: float = 0.0
     batch_size: int | str = "auto"
     learning_rate_init: float | None = None
     max_iter: int = 200
@@ -94,10 +100,26 @@ class BaseMLP(FittedMLP, ABC):
     def _is_fitted(self) -> bool:
         return "result_" in vars(self)
 
-    def _fit(self: E, X: Any, y: Any, sample_weight: Any) -> E:
+    def _fit(
+        self: E,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        callbacks: Iterable[Callback],
+        progress: bool | None,
+    ) -> E:
         trained = copy(self)
-        trained._learn(X, y, sample_weight, self.warm_start and self._is_fitted(), partial=False)
+        goes_on = self.warm_start and self._is_fitted()
+        trained._learn(X, y, sample_weight, goes_on, partial=False, watch=(callbacks, progress))
         self.__dict__ = trained.__dict__
+        if self.result_.status == "finished":
+            warnings.warn(
+                f"training ended after max_iter={self.max_iter} epochs, before the "
+                f"{'held-out' if self.early_stopping else 'training'} loss stood still for "
+                f"n_iter_no_change={self.n_iter_no_change} of them. Raise max_iter, or tol.",
+                ConvergenceWarning,
+                stacklevel=3,
+            )
         return self
 
     def _partial_fit(self: E, X: Any, y: Any, sample_weight: Any, **settled: Any) -> E:
@@ -112,8 +134,18 @@ class BaseMLP(FittedMLP, ABC):
         self.__dict__ = trained.__dict__
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, goes_on: bool, *, partial: bool) -> None:
+    def _learn(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        goes_on: bool,
+        *,
+        partial: bool,
+        watch: tuple[Iterable[Callback], bool | None] = ((), False),
+    ) -> None:
         """Check everything, then train a new network, or a copy of the one that is there."""
+        callbacks, progress = watch
         method = self._checked_method()
         X, y = validate_data(
             self,
@@ -153,23 +185,25 @@ class BaseMLP(FittedMLP, ABC):
             elif state is not None:
                 state.share_data(old)
         train, held_out = self._hold_out(X, targets)
-        self.result_ = fit(
-            self._model,
-            *train[:2],
-            sample_weight=train[2],
-            validation_data=held_out,
-            method=method,
-            loss=self.loss,
-            epochs=1 if partial else int(self.max_iter),
-            batch_size=self._rows_per_step(train[0].shape[0]),
-            seed=self._seed(),
-            device=self.device,
-            callbacks=[self._say] if self.verbose else [],
-            early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol),
-            progress=False,
-            state=state,
-            span=(0.0, 0.0) if partial else (0.0, 1.0),  # a stream has no end to plan for
-        )
+        rows = self._rows_per_step(train[0].shape[0], method)
+        with L2Penalty(self._model, self.alpha / rows, method.name) as penalty:
+            self.result_ = fit(
+                self._model,
+                *train[:2],
+                sample_weight=train[2],
+                validation_data=held_out,
+                method=method,
+                loss=self.loss,
+                epochs=1 if partial else int(self.max_iter),
+                batch_size=rows,
+                seed=self._seed(),
+                device=self.device,
+                callbacks=[penalty.check, *([self._say] if self.verbose else []), *callbacks],
+                early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
+                progress=progress,
+                state=state,
+                span=(0.0, 0.0) if partial else (0.0, 1.0),  # a stream has no end to plan for
+            )
         self._design, self._trained_by = design, clone(method)
         self._add_to_history(goes_on, train[0].shape[0])
 
@@ -177,6 +211,7 @@ class BaseMLP(FittedMLP, ABC):
         check_number("max_iter", self.max_iter, whole=True)
         check_number("n_iter_no_change", self.n_iter_no_change, whole=True)
         check_number("tol", self.tol, strict=False)
+        check_number("alpha", self.alpha, strict=False)
         if self.batch_size != "auto":
             check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
@@ -207,10 +242,10 @@ class BaseMLP(FittedMLP, ABC):
             activations.get(self.output_activation),
         )
 
-    def _rows_per_step(self, n: int) -> int | None:
-        if isinstance(self.batch_size, str):
-            return None  # fit has its own default
-        return min(int(self.batch_size), n)
+    def _rows_per_step(self, n: int, method: Method[Any]) -> int:
+        if method.full_batch:
+            return n
+        return min(_ROWS if isinstance(self.batch_size, str) else int(self.batch_size), n)
 
     def _seed(self) -> int:
         return int(self._random.randint(2**31 - 1))

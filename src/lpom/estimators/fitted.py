@@ -102,8 +102,11 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
 
     @property
     def best_validation_score_(self) -> float | None:
-        """The highest of ``validation_scores_``, whose weights were kept."""
-        return max(self.validation_scores_) if self.validation_scores_ else None
+        """Accuracy or R2 on the held-out part of the weights that were kept."""
+        if not self.validation_scores_:
+            return None
+        held_out = [epoch for epoch in self.result_.history if epoch.validation_loss is not None]
+        return min(held_out, key=lambda epoch: epoch.validation_loss or 0.0).validation_score
 
     def to_torch(self) -> nn.Sequential:
         """The network as a torch module: a copy, yours to change.
@@ -111,6 +114,10 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         It maps a tensor of inputs to outputs: logits for the entropies, numbers for a regressor.
         """
         check_is_fitted(self)
+        return self._answering()
+
+    def _answering(self) -> nn.Sequential:
+        """A copy of the network whose outputs are in the units of the target."""
         return deepcopy(self._model)
 
     @torch.inference_mode()
@@ -127,7 +134,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         return torch.cat(parts)
 
     def _linears(self) -> list[nn.Linear]:
-        return [module for module in self._model if isinstance(module, nn.Linear)]
+        return [module for module in self._answering() if isinstance(module, nn.Linear)]
 
 
 def _read_only(values: Tensor) -> NDArray[Any]:

@@ -1,0 +1,59 @@
+"""The penalty ``alpha`` on the size of the weights, for every method that has an optimiser."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from lpom.history import Epoch
+
+
+class L2Penalty:
+    r"""While open, adds ``strength * W`` to the gradient of every weight before it is used.
+
+    That is the gradient of :math:`\frac{strength}{2} \|W\|^2`; biases are left alone. With
+    ``strength = alpha / rows of a batch`` it is scikit-learn's ``alpha``. torch calls the hook
+    before the step of any optimiser, and it looks for the weights of this network only.
+    """
+
+    def __init__(self, network: nn.Module, strength: float, method: str) -> None:
+        self.strength, self.method = strength, method
+        self._weights = {id(p) for m in network.modules() for p in _weight(m)}
+        self._seen = False
+
+    def __enter__(self) -> L2Penalty:
+        self._hook = register_optimizer_step_pre_hook(self._add) if self.strength else None
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
+    def check(self, epoch: Epoch) -> None:
+        """Raise after an epoch in which no optimiser took a step."""
+        if self.strength and not self._seen:
+            raise ValueError(
+                f"method {self.method!r} with these settings solves for its weights and takes no "
+                "gradient that alpha could be added to; leave alpha=0."
+            )
+
+    @torch.no_grad()
+    def _add(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) in self._weights and parameter.grad is not None:
+                    parameter.grad = parameter.grad.add(parameter, alpha=self.strength)
+                    self._seen = True
+
+
+def _weight(module: nn.Module) -> list[nn.Parameter]:
+    return [module.weight] if isinstance(module, nn.Linear) else []
