@@ -15,22 +15,22 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
 from sklearn.base import clone
-from sklearn.model_selection import train_test_split
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
 from lpom.estimators.penalty import L2Penalty
+from lpom.estimators.splits import split_rows
 from lpom.exceptions import ConvergenceWarning
 from lpom.history import Epoch, History
 from lpom.loop import Callback, EarlyStopping
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.network import mlp
-from lpom.training import fit
+from lpom.training import evaluate, fit
 
 E = TypeVar("E", bound="BaseMLP")
 
@@ -60,7 +60,7 @@ class BaseMLP(FittedMLP, ABC):
     method: str | Method[Any] = "lpom"
     loss: str | Loss = "auto"
     output_activation: str | Activation = "identity"
-    alpha: float = 0.0
+    alpha: float | None = None
     batch_size: int | str = "auto"
     learning_rate_init: float | None = None
     max_iter: int = 200
@@ -92,6 +92,21 @@ class BaseMLP(FittedMLP, ABC):
             params["method"] = methods.get(method).set_params(**values)
         super().set_params(**params)
         return self
+
+    def evaluate(self, X: Any, y: Any) -> tuple[float, float]:
+        """Mean loss, and accuracy or R2, as ``history_`` has them."""
+        check_is_fitted(self)
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse="csr",
+            dtype=(np.float64, np.float32),
+            multi_output=True,
+            reset=False,
+        )
+        values = copy(self)._targets(y, None, known=True).values
+        return evaluate(self._model, X, values, loss=self.result_.task.loss)
 
     @abstractmethod
     def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
@@ -186,7 +201,8 @@ class BaseMLP(FittedMLP, ABC):
                 state.share_data(old)
         train, held_out = self._hold_out(X, targets)
         rows = self._rows_per_step(train[0].shape[0], method)
-        with L2Penalty(self._model, self.alpha / rows, method.name) as penalty:
+        counted = rows if train[2] is None else rows * float(np.mean(train[2]))
+        with L2Penalty(self._model, self.alpha, counted, method.name) as penalty:
             self.result_ = fit(
                 self._model,
                 *train[:2],
@@ -211,7 +227,8 @@ class BaseMLP(FittedMLP, ABC):
         check_number("max_iter", self.max_iter, whole=True)
         check_number("n_iter_no_change", self.n_iter_no_change, whole=True)
         check_number("tol", self.tol, strict=False)
-        check_number("alpha", self.alpha, strict=False)
+        if self.alpha is not None:
+            check_number("alpha", self.alpha, strict=False)
         if self.batch_size != "auto":
             check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
@@ -255,11 +272,8 @@ class BaseMLP(FittedMLP, ABC):
         everything = (X, targets.values, targets.weight)
         if not self.early_stopping:
             return everything, None
-        kept, held_out = train_test_split(
-            np.arange(X.shape[0]),
-            test_size=self.validation_fraction,
-            stratify=targets.strata,
-            random_state=self._random,
+        kept, held_out = split_rows(
+            X.shape[0], self.validation_fraction, self._random, targets.strata
         )
         if len(held_out) < 2:
             raise ValueError(
@@ -288,6 +302,6 @@ class BaseMLP(FittedMLP, ABC):
         print(f"{text}, {epoch.samples_per_second:,.0f} samples/s")
 
 
-def _same(a: Method[Any], b: Method[Any]) -> bool:
+def _same(a: Method[Any], b: Method[Any] | None) -> bool:
     """Whether one method can go on from the other's state."""
-    return type(a) is type(b) and str(a.get_params()) == str(b.get_params())
+    return b is not None and type(a) is type(b) and str(a.get_params()) == str(b.get_params())

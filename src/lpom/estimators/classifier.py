@@ -40,7 +40,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         where ``output_activation`` is bounded and can't give logits.
     output_activation : name or Activation of the last layer
     alpha : strength of the L2 penalty on the weights, as in scikit-learn: ``alpha / 2`` times
-        their squared norm, divided by the rows of a batch, is added to the mean loss
+        their squared norm, divided by the rows of a batch, is added to the mean loss. None: 0.1,
+        or nothing for a method that takes no gradient
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
     max_iter : most epochs, which is also what the learning-rate schedule spans

@@ -13,15 +13,20 @@ from lpom.history import Epoch
 
 
 class L2Penalty:
-    r"""While open, adds ``strength * W`` to the gradient of every weight before it is used.
+    r"""While open, adds ``alpha / rows * W`` to the gradient of every weight before it is used.
 
-    That is the gradient of :math:`\frac{strength}{2} \|W\|^2`; biases are left alone. With
-    ``strength = alpha / rows of a batch`` it is scikit-learn's ``alpha``. torch calls the hook
-    before the step of any optimiser, and it looks for the weights of this network only.
+    That is the gradient of :math:`\frac{alpha}{2 rows} \|W\|^2`, scikit-learn's penalty, with the
+    rows of a batch (the sum of their weights, if they have any); biases are left alone. torch
+    calls the hook before the step of any optimiser, and it looks for the weights of this network
+    only. ``alpha=None`` is DEFAULT where there is such a step, and nothing where there is none.
     """
 
-    def __init__(self, network: nn.Module, strength: float, method: str) -> None:
-        self.strength, self.method = strength, method
+    DEFAULT = 0.1
+
+    def __init__(self, network: nn.Module, alpha: float | None, rows: float, method: str) -> None:
+        self.strength = (self.DEFAULT if alpha is None else alpha) / rows
+        self.required = bool(alpha)
+        self.method = method
         self._weights = {id(p) for m in network.modules() for p in _weight(m)}
         self._seen = False
 
@@ -40,10 +45,10 @@ class L2Penalty:
 
     def check(self, epoch: Epoch) -> None:
         """Raise after an epoch in which no optimiser took a step."""
-        if self.strength and not self._seen:
+        if self.required and not self._seen:
             raise ValueError(
                 f"method {self.method!r} with these settings solves for its weights and takes no "
-                "gradient that alpha could be added to; leave alpha=0."
+                "gradient that alpha could be added to; leave alpha=None."
             )
 
     @torch.no_grad()
