@@ -167,6 +167,7 @@ def rows(n=60, **columns):
         ([f"all is said about {k} here" for k in range(60)], "dropped", "free text: 60 different"),
         ([None] * 60, "dropped", "empty"),
         (["n/a", ""] * 30, "dropped", "empty"),
+        (["5", "5.0"] * 30, "dropped", "'5' in every row"),
         (["x"] * 60, "dropped", "'x' in every row"),
         ([3.5] * 60, "dropped", "3.5 in every row"),
         ([3.5, None] * 30, "number", "missing in 30 rows"),

@@ -61,12 +61,12 @@ class Predictor:
         and missing values are taken as in training, with a warning. An array is taken column by
         column in the order of training.
         """
-        answers = self.answers(self.encode(frame)).to_numpy()
+        answers: Array = self.answers(self.encode(frame)).to_numpy()
         return answers[:, 0] if answers.shape[1] == 1 else answers
 
     def predict_proba(self, frame: pd.DataFrame) -> Array:
         """The probability of every class, (n, classes); of every label by itself if several."""
-        return self.target.shares(self._shares(self.encode(frame))).to_numpy()
+        return np.asarray(self.target.shares(self._shares(self.encode(frame))))
 
     def score(self, frame: pd.DataFrame) -> dict[str, float]:
         """Accuracy and the like, or errors in the target's unit, of rows that have the target."""
@@ -107,8 +107,8 @@ class Predictor:
     def _shares(self, inputs: Array) -> Array:
         """A column for each class, also for those that no row to train on had."""
         if not isinstance(self.estimator, MLPClassifier):
-            return self.target.shares(np.empty(0)).to_numpy()  # which says that there are none
-        found = self.estimator.predict_proba(inputs).astype(np.float64)
+            return np.asarray(self.target.shares(np.empty(0)))  # which says that there are none
+        found: Array = self.estimator.predict_proba(inputs).astype(np.float64)
         if not isinstance(self.target, Classes):
             return found
         shares = np.zeros((len(found), len(self.target.classes)))

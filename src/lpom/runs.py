@@ -186,6 +186,8 @@ def train(
     result, batch = estimator.result_, estimator.batch_size
     chosen = estimator.early_stopping and result.status != "interrupted"
     predictor = Predictor(estimator, data.features, data.target, data.reading)
+    results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+    results["test"]["baseline"] = _baseline(data)
     config = {
         "data": data.describe(),
         "network": {
@@ -204,7 +206,7 @@ def train(
         "status": result.status,
         "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
         "metric": result.task.metric,
-        "results": {part: _results(predictor, *rows) for part, rows in data.parts().items()},
+        "results": results,
         "timing": _timing(result, estimator.t_, started),
         "versions": {
             "lpom": lpom.__version__,
@@ -213,7 +215,6 @@ def train(
             "python": platform.python_version(),
         },
     }
-    config["results"]["test"]["baseline"] = _baseline(data)
     return Run(predictor, result.history, config)
 
 

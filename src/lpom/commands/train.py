@@ -158,7 +158,7 @@ def _header(data: Prepared, settings: Settings) -> str:
         changed["learning_rate"] = settings.learning_rate
     tuned = ", ".join(f"{name}={value}" for name, value in changed.items()) or "default settings"
     rows = ", ".join(f"{len(X):,} {part}" for part, (X, _) in data.parts().items())
-    sizes = [data.features.n_inputs, *estimator.hidden_layer_sizes, data.n_outputs]
+    sizes = [data.features.n_inputs, *settings.widths(n), data.n_outputs]
     batch, epochs = settings.planned(n)
     pace = "all rows at once" if batch is None else f"batches of {batch}"
     most = "at most " if estimator.early_stopping else ""

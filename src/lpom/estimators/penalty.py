@@ -27,7 +27,8 @@ class L2Penalty:
         self.strength = (self.DEFAULT if alpha is None else alpha) / rows
         self.required = bool(alpha)
         self.method = method
-        self._weights = {id(p) for m in network.modules() for p in _weight(m)}
+        layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+        self._weights = {id(layer.weight) for layer in layers}
         self._seen = False
 
     def __enter__(self) -> L2Penalty:
@@ -58,7 +59,3 @@ class L2Penalty:
                 if id(parameter) in self._weights and parameter.grad is not None:
                     parameter.grad = parameter.grad.add(parameter, alpha=self.strength)
                     self._seen = True
-
-
-def _weight(module: nn.Module) -> list[nn.Parameter]:
-    return [module.weight] if isinstance(module, nn.Linear) else []

@@ -65,7 +65,7 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
     def predict(self, X: Any) -> NDArray[Any]:
         """Numbers in the units of the target, (n_samples,) or (n_samples, n_outputs)."""
         outputs: NDArray[Any] = self._outputs(X).numpy()
-        numbers = (self._offset + self._scale * outputs).astype(outputs.dtype)
+        numbers: NDArray[Any] = (self._offset + self._scale * outputs).astype(outputs.dtype)
         return numbers[:, 0] if self.n_outputs_ == 1 else numbers
 
     @torch.no_grad()

@@ -41,12 +41,12 @@ def restore(
     loss = losses.get(state["loss"]["name"], **state["loss"]["parameters"])
     sizes = (network.n_inputs, *(layer.map.n_outputs for layer in network))
     design = Design(sizes, network[0].activation, network[-1].activation)
-    shape = dict(
-        hidden_layer_sizes=sizes[1:-1],
-        activation=design.activation,
-        output_activation=design.output,
-        loss=loss,
-    )
+    shape: dict[str, Any] = {
+        "hidden_layer_sizes": sizes[1:-1],
+        "activation": design.activation,
+        "output_activation": design.output,
+        "loss": loss,
+    }
     made: MLPClassifier | MLPRegressor
     if "classes" in state:
         made = MLPClassifier(**shape)

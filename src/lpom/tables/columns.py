@@ -113,77 +113,75 @@ def decide(column: pd.Series, locale: Locale, kind: str | None = None) -> Column
     DataError
         If it can't be told, or can't be what it is said to be; without the name of the column.
     """
-    found = _of_kind(column, locale, kind) if kind else _decide(column, locale)
-    missing = int(found.numbers(column).isna().sum()) if found.is_numeric else int(_empty(column))
-    if found.kind in ("number", "date"):
-        _check_size(found.numbers(column))
-    if found.kind == "category" and missing:
-        found = replace(found, values=(*found.values, MISSING))
-    return replace(found, missing=missing if found.kind != "dropped" else 0)
+    words = texts(column)
+    found = _of_kind(column, words, locale, kind) if kind else _decide(column, words, locale)
+    if found.kind == "dropped":
+        return found
+    if found.kind == "category":
+        missing = int(words.isna().sum())
+        values = (*found.values, MISSING) if missing else found.values
+        return replace(found, values=values, missing=missing)
+    values = found.numbers(column)
+    if found.date is not None:
+        found = replace(found, date=found.date.with_cycles(values))
+    if not kind and (reason := _teaches_nothing(found, values, column)):
+        return Column(found.name, "dropped", reason)
+    _check_size(values)
+    return replace(found, missing=int(values.isna().sum()))
 
 
-def _decide(column: pd.Series, locale: Locale) -> Column:
-    name = str(column.name)
-    if column.isna().all() or (not _typed(column) and is_missing(texts(column).fillna("")).all()):
+def _decide(column: pd.Series, words: pd.Series, locale: Locale) -> Column:
+    name, dtype = str(column.name), column.dtype
+    known = words.dropna()
+    if not len(known):
         return Column(name, "dropped", "empty")
-    if types.is_bool_dtype(column.dtype):
-        return _unless_constant(Column(name, "yes/no"), column)
-    if types.is_datetime64_any_dtype(column.dtype):
-        return _dated(column, DateFormat())
-    if types.is_numeric_dtype(column.dtype) and not types.is_complex_dtype(column.dtype):
-        return _unless_identifier(Column(name, "number"), column)
-    if types.is_timedelta64_dtype(column.dtype) or types.is_complex_dtype(column.dtype):
-        raise DataError(f"holds values of type {column.dtype}; turn them into numbers")
-    words = texts(column).dropna()
-    known = words[~is_missing(words)]
+    if types.is_bool_dtype(dtype):
+        return Column(name, "yes/no")
+    if types.is_datetime64_any_dtype(dtype):
+        return Column(name, "date", date=DateFormat())
+    if types.is_timedelta64_dtype(dtype) or types.is_complex_dtype(dtype):
+        raise DataError(f"holds values of type {dtype}; turn them into numbers")
+    if types.is_numeric_dtype(dtype):
+        return Column(name, "number")
+    marks = is_missing(known)
+    said, known = known[marks], known[~marks]
+    if not len(known):
+        return Column(name, "dropped", "empty")
     if known.str.lower().isin(_YES_NO).all():
-        return _unless_constant(Column(name, "yes/no"), column)
+        return Column(name, "yes/no")
     form = number_format(known, locale.decimal, locale.thousands)
     if form is not None:
-        read = form.read(known)
-        if read.notna().mean() >= _NUMBERS:
-            return _unless_identifier(
-                Column(name, "number", _note(form, words, known, read), form), column
-            )
+        no_numbers = known[form.read(known).isna()]
+        if len(no_numbers) <= (1 - _NUMBERS) * len(known):
+            return Column(name, "number", _note(form, pd.concat([said, no_numbers])), form)
     dated = date_format(known, locale.date_order)
-    return _dated(column, dated) if dated is not None else _worded(words, name)
+    return Column(name, "date", date=dated) if dated else _worded(words.dropna(), name)
 
 
-def _of_kind(column: pd.Series, locale: Locale, kind: str) -> Column:
-    name = str(column.name)
-    words = texts(column).dropna()
-    known = words[~is_missing(words)]
-    if kind == "number":
-        typed = types.is_numeric_dtype(column.dtype)
-        form = None if typed else number_format(known, locale.decimal, locale.thousands)
-        found = Column(name, kind, "as asked for", form or NumberFormat())
+def _of_kind(column: pd.Series, words: pd.Series, locale: Locale, kind: str) -> Column:
+    name, why = str(column.name), "as asked for"
+    known = words.dropna()
+    known = known[~is_missing(known)]
+    if kind == "category":
+        return replace(_categorical(words.dropna(), name), why=why)
+    found = Column(name, kind, why)
+    if kind == "number" and not types.is_numeric_dtype(column.dtype):
+        found = replace(found, number=number_format(known, locale.decimal, locale.thousands))
     elif kind == "date":
         typed = types.is_datetime64_any_dtype(column.dtype)
-        dated = DateFormat() if typed else date_format(known, locale.date_order)
-        found = _dated(column, dated or DateFormat())
-    elif kind == "category":
-        return replace(_categorical(words, name), why="as asked for")
-    else:
-        found = Column(name, kind, "as asked for")
+        dated = None if typed else date_format(known, locale.date_order)
+        found = replace(found, date=dated or DateFormat())
     if found.is_numeric and found.numbers(column).isna().all():
-        raise DataError(
-            f"should be a {kind}, as asked for, but no value of it is, e.g. "
-            f"{known.iloc[0] if len(known) else 'nothing'!r}"
-        )
+        example = repr(known.iloc[0]) if len(known) else "it is empty"
+        raise DataError(f"should be a {kind}, as asked for, but no value of it is, e.g. {example}")
     return found
-
-
-def _dated(column: pd.Series, form: DateFormat) -> Column:
-    days = form.read(column)
-    found = Column(str(column.name), "date", date=form.with_cycles(days))
-    return _unless_constant(found, days)
 
 
 def _worded(words: pd.Series, name: str) -> Column:
     """Texts that are nothing else: categories, names of rows, or sentences."""
     n_values, n = words.nunique(), len(words)
     if n_values == 1:
-        return Column(name, "dropped", f"{words.iloc[0]!r} in every row")
+        return Column(name, "dropped", f"{_short(words.iloc[0])} in every row")
     if n_values > max(FEW, n / 2):
         spaces = words.str.count(" ").mean()
         what = "free text" if spaces > 3 else "an identifier"
@@ -202,38 +200,26 @@ def _categorical(words: pd.Series, name: str) -> Column:
     return Column(name, "category", why, values=(*sorted(kept), OTHER))
 
 
-def _unless_identifier(found: Column, column: pd.Series) -> Column:
-    """Numbers that only name or count the rows teach nothing about the next ones."""
-    values = found.numbers(column).dropna()
-    whole = bool((values % 1 == 0).all())
-    if whole and len(values) >= _ROWS and values.is_unique:
-        counts_rows = (
-            bool((values.diff().dropna() > 0).all())
-            and values.iloc[0] <= max(5, 0.05 * len(values))
-            and values.iloc[-1] - values.iloc[0] < 2 * len(values)
-        )
-        if counts_rows:
-            return Column(found.name, "dropped", "counts the rows")
-        if _IDENTIFIER.search(found.name):
-            return Column(found.name, "dropped", "an identifier: another number in every row")
-    return _unless_constant(found, column)
-
-
-def _unless_constant(found: Column, column: pd.Series) -> Column:
-    values = found.numbers(column) if found.kind != "date" else column
+def _teaches_nothing(found: Column, values: pd.Series, column: pd.Series) -> str | None:
+    """Why a column of numbers is dropped: one value, or only names or counts of the rows."""
     known = values.dropna()
     if len(known) == len(values) and known.nunique() == 1:
-        return Column(found.name, "dropped", f"{_short(column.iloc[0])} in every row")
-    return found
+        return f"{_short(column.iloc[0])} in every row"
+    whole = found.kind == "number" and bool((known % 1 == 0).all())
+    if not (whole and len(known) >= _ROWS and known.is_unique):
+        return None
+    first, last = float(known.iloc[0]), float(known.iloc[-1])
+    dense = last - first < 2 * len(known) and first <= max(5, 0.05 * len(known))
+    if dense and bool((known.diff().dropna() > 0).all()):
+        return "counts the rows"
+    named = _IDENTIFIER.search(found.name)
+    return "an identifier: another number in every row" if named else None
 
 
-def _note(form: NumberFormat, words: pd.Series, known: pd.Series, read: pd.Series) -> str:
+def _note(form: NumberFormat, no_numbers: pd.Series) -> str:
     notes = [str(form)] if str(form) else []
-    marks = words[is_missing(words)].str.strip()
-    no_numbers = pd.concat([marks[marks != ""], known[read.isna()]])
     if len(no_numbers):
-        named = listed(no_numbers.value_counts().index, 3)
-        notes.append(f"{named} taken as missing")
+        notes.append(f"{listed(no_numbers.value_counts().index, 3)} taken as missing")
     return "; ".join(notes)
 
 
@@ -247,31 +233,19 @@ def _check_size(values: pd.Series) -> None:
         )
 
 
-def _typed(column: pd.Series) -> bool:
-    dtype = column.dtype
-    return types.is_numeric_dtype(dtype) or types.is_datetime64_any_dtype(dtype)
-
-
-def _empty(column: pd.Series) -> int:
-    return int(texts(column).isna().sum())
-
-
 def texts(column: pd.Series) -> pd.Series:
     """Values as texts without spaces around them, missing ones (and empty ones) as such.
 
     An integer reads the same as an integer and as a float.
     """
-    dtype = column.dtype
-    if isinstance(dtype, pd.CategoricalDtype):
-        column = column.astype(dtype.categories.dtype)
-    if types.is_float_dtype(column.dtype):
-        made = column.map(lambda value: str(int(value)) if value % 1 == 0 else str(value))
-    elif types.is_object_dtype(column.dtype):
-        made = column.map(_text)
-    else:
-        made = column.astype("string")
-    made = made.where(column.notna()).astype("string").str.strip()
-    return made.mask(made == "").astype(object).where(lambda values: values.notna(), None)
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        column = column.astype(column.dtype.categories.dtype)
+    if types.is_float_dtype(column.dtype) or types.is_object_dtype(column.dtype):
+        column = column.map(_text, na_action="ignore").astype("string")
+    elif not types.is_string_dtype(column.dtype):
+        column = column.astype("string")
+    made = column.str.strip()
+    return made.mask(made == "")
 
 
 def _text(value: Any) -> str:

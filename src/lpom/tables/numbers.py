@@ -23,7 +23,7 @@ _UNIT = re.compile(
     r"^[$€£¥₹]|[$€£¥₹%]$|^(?:USD|EUR|GBP|CHF|JPY|INR)\b|\b(?:USD|EUR|GBP|CHF|JPY|INR)$", re.I
 )
 _BODY = re.compile(r"[+-]?(\d[\d.,' ]*|[.,]\d+)(e[+-]?\d+)?", re.I)
-_CODE = re.compile(r"0\d+")  # 007: a leading zero means that it is not counted with
+_CODE = re.compile(r"0\d+$")  # 007: a leading zero means that it is not counted with
 
 
 @final
@@ -36,9 +36,15 @@ class NumberFormat:
 
     def read(self, texts: pd.Series) -> pd.Series:
         """Numbers, NaN where a text is none (and where it is infinite)."""
-        distinct = texts.drop_duplicates()
-        numbers = pd.Series(self._read(distinct.map(_bare)), index=pd.Index(distinct))
-        return pd.Series(texts.map(numbers).to_numpy(np.float64), index=texts.index)
+        values = np.full(len(texts), np.nan)
+        if self == NumberFormat():  # most are plain, which is faster to see than to read
+            values = plain_numbers(texts)
+        rest = np.isnan(values)
+        if rest.any():
+            distinct = texts[rest].drop_duplicates()
+            numbers = pd.Series(self._read(distinct.map(_bare)), index=pd.Index(distinct))
+            values[rest] = texts[rest].map(numbers).to_numpy(np.float64)
+        return pd.Series(values, index=texts.index)
 
     def _read(self, bare: pd.Series) -> np.ndarray:
         decimal, thousands = re.escape(self.decimal), re.escape(self.thousands)
@@ -76,8 +82,11 @@ def number_format(
     DataError
         If it could be either, or if some values say the one and some the other.
     """
+    told = decimal == "," or thousands == "."
+    if not told and not np.isnan(plain_numbers(texts)).any() and not texts.str.match(_CODE).any():
+        return NumberFormat()
     bare = texts.drop_duplicates().map(_bare)
-    if bare.str.fullmatch(_CODE).any():
+    if bare.str.match(_CODE).any():
         return None
     bodies = [match[1] for match in map(_BODY.fullmatch, bare) if match]
     if not bodies:
@@ -107,6 +116,12 @@ def number_format(
     comma = bool(roles[",", "decimal"]) or (roles[".", "thousands"] > 0)
     groups = [sign for sign in ",.' " if roles[sign, "thousands"]]
     return NumberFormat("," if comma else ".", groups[0] if groups else "")
+
+
+def plain_numbers(texts: pd.Series) -> np.ndarray:
+    """Texts as a computer writes numbers, NaN for all others."""
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def like_thousands(texts: pd.Series) -> str | None:

@@ -123,7 +123,7 @@ class Quantity(Target):
 class Several(Target):
     """Several numbers, or several classes of two each: one output per column."""
 
-    parts: tuple[Classes, ...] | tuple[Quantity, ...]
+    parts: tuple[Classes | Quantity, ...]
 
     @property
     def task(self) -> str:  # type: ignore[override]
@@ -176,32 +176,28 @@ def fit_target(
     if len(parts) == 1:
         return parts[0]
     quantities = [part for part in parts if isinstance(part, Quantity)]
-    if len(quantities) == len(parts):
-        return Several(tuple(quantities))
     pairs = [part for part in parts if isinstance(part, Classes) and len(part.classes) == 2]
-    if len(pairs) == len(parts):
-        return Several(tuple(pairs))
-    what = [
-        f"{p.name!r} is "
-        + (
-            "a number"
-            if isinstance(p, Quantity)
-            else f"one of {len(p.classes)} classes"
-            if isinstance(p, Classes)
-            else ""
-        )
-        for p in parts
-    ]
+    if len(parts) in (len(quantities), len(pairs)):
+        return Several(tuple(parts))
+    what = ", ".join(f"{part.column!r} is {_what(part)}" for part in parts)
     raise DataError(
         "several targets must be numbers, all of them, or have two classes each; "
-        f"{', '.join(what)}. Train a model for each, or say --task."
+        f"{what}. Train a model for each, or say --task."
     )
+
+
+def _what(part: Classes | Quantity) -> str:
+    return "a number" if isinstance(part, Quantity) else f"one of {len(part.classes)} classes"
 
 
 def target_from_json(state: dict[str, Any]) -> Target:
     """The target whose ``to_json`` this is."""
     if state["kind"] == "several":
-        return Several(tuple(target_from_json(part) for part in state["parts"]))  # type: ignore[arg-type]
+        return Several(tuple(map(_from_json, state["parts"])))
+    return _from_json(state)
+
+
+def _from_json(state: dict[str, Any]) -> Classes | Quantity:
     if state["kind"] == "classes":
         return Classes(state["column"], tuple(state["classes"]))
     return Quantity(state["column"], NumberFormat(**state["number"]))
