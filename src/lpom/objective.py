@@ -47,12 +47,12 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     """The weight of every node's gap, by its index; the first, of the data, is not read.
 
     By patterns of names (as a shell's, the first that fits counts): a node has its own name, that
-    of its activation, and the names of the weights below it.
+    of its activation, the names of the weights below it, and the last one is "output" too.
     """
     if isinstance(mu, str):
         raise TypeError(f"mu must be a number, one per node or a mapping by name, got {mu!r}.")
     if isinstance(mu, Mapping):
-        values = [_by_name(mu, node) for node in graph]
+        values = [_by_name(mu, node, node.index == graph.output) for node in graph]
     elif isinstance(mu, float | Real):
         values = [float(mu)] * len(graph)
     else:
@@ -68,8 +68,8 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     return [1.0, *values]
 
 
-def _by_name(mu: Mapping[str, float], node: Node) -> float:
-    names = [node.name, *node.edge.names]
+def _by_name(mu: Mapping[str, float], node: Node, last: bool) -> float:
+    names = [node.name, node.activation.name, *node.edge.names, *["output"] * last]
     for pattern, value in mu.items():
         if any(fnmatchcase(name, pattern) for name in names):
             return float(value)
@@ -181,6 +181,7 @@ def edge_norm(
     states = [X[s].detach()[rows] for s in edge.sources]
     if vector is None or vector.shape != states[k].shape:
         vector = start_vector(states[k])
+    vector = vector.to(states[k])  # it may come from a state of another dtype
     if edge.linear is not None:
         weight = edge.linear.weight.detach()
         norm = vector.new_zeros(())
