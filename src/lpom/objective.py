@@ -194,8 +194,12 @@ def edge_norm(
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
         probe = torch.zeros_like(Z).requires_grad_()
-        (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True)  # A^T as a function
+        (back,) = torch.autograd.grad(  # A^T as a function
+            Z, leaf, probe, create_graph=True, allow_unused=True
+        )
     norm = vector.new_zeros(())
+    if back is None:  # only the size of the source matters
+        return norm, vector
     for _ in range(iterations):
         (image,) = torch.autograd.grad(back, probe, vector, retain_graph=True)
         norm = torch.linalg.vector_norm(image)
@@ -233,6 +237,7 @@ def spectral_rates(
         (node.index, s): float(edge_norm(node.edge, s, X, None, iterations)[0])
         for node in graph
         for s in node.sources
+        if X[s].is_floating_point()  # what is looked up by whole numbers has no norm
     }
     rates = []
     for node in graph:
@@ -242,7 +247,9 @@ def spectral_rates(
             slope = gamma * above.activation.lipschitz
             rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2
         rates.append(rate)
-    largest = [max(norms[node.index, s] for s in node.sources) for node in graph]
+    largest = [
+        max((norms.get((node.index, s), 0.0) for s in node.sources), default=0.0) for node in graph
+    ]
     return largest, rates
 
 
