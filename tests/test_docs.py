@@ -12,6 +12,9 @@ import pytest
 
 import lpom
 
+# examples are short, and a run that is cut short says so
+pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
+
 MODULES = [lpom.__name__, *(m.name for m in pkgutil.walk_packages(lpom.__path__, "lpom."))]
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from copy import deepcopy
 
 import numpy as np
@@ -13,8 +14,8 @@ from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits, make_multilabel_classification, make_regression
 from sklearn.dummy import DummyRegressor
-from sklearn.exceptions import NotFittedError
-from sklearn.metrics import balanced_accuracy_score
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neural_network import MLPClassifier as BackpropClassifier
 from sklearn.pipeline import make_pipeline
@@ -23,6 +24,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
 from lpom import MLPClassifier, MLPRegressor
+
+# short runs are enough here; one test looks at the warning itself
+pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 
 
 @parametrize_with_checks([MLPClassifier(max_iter=40), MLPRegressor(max_iter=40)])
@@ -112,6 +116,60 @@ def test_balanced_weights_find_the_rare_class():
     assert balanced > plain + 0.1
 
 
+@pytest.mark.parametrize("alpha", [0.0, 20.0])
+def test_alpha_is_that_of_scikit_learn(blobs, alpha):
+    """Both end where the mean loss plus alpha / (2 n) times the squared weights is smallest."""
+    X, y = blobs
+    settings = dict(method="sgd", batch_size=len(X), max_iter=2000, tol=0, learning_rate_init=0.5)
+    ours = MLPClassifier((), alpha=alpha, random_state=0, **settings).fit(X, y)
+    theirs = BackpropClassifier((), alpha=alpha, solver="lbfgs", max_iter=2000, tol=1e-9).fit(X, y)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=2e-4)
+    if alpha:
+        np.testing.assert_allclose(ours.coefs_[0], theirs.coefs_[0], atol=2e-4)
+
+
+def test_alpha_shrinks_weights_by_lpom_and_is_refused_where_there_is_no_gradient(blobs):
+    settings = dict(max_iter=60, learning_rate_init=0.02)
+    free, held = (small(alpha=alpha, **settings).fit(*blobs) for alpha in (0.0, 10.0))
+    sizes = [[np.linalg.norm(W) for W in model.coefs_] for model in (free, held)]
+    assert all(after < 0.7 * before for before, after in zip(*sizes, strict=True))
+    with pytest.raises(ValueError, match="'bcd' .* no gradient .* leave alpha=None"):
+        small(method="bcd", alpha=1.0).fit(*blobs)
+    again = small(alpha=0.0, **settings).fit(*blobs)  # nothing of the penalty stays behind
+    np.testing.assert_array_equal(again.coefs_[0], free.coefs_[0])
+
+
+def test_a_regressor_does_not_care_for_the_units_of_its_target(numbers):
+    X, Y = numbers
+    units, start = np.array([1e6, 1e-4]), np.array([3e8, -5.0])
+    plain, scaled = small(MLPRegressor).fit(X, Y), small(MLPRegressor).fit(X, start + units * Y)
+    np.testing.assert_allclose(scaled.predict(X), start + units * plain.predict(X), rtol=1e-6)
+    hidden = np.maximum(X @ scaled.coefs_[0] + scaled.intercepts_[0], 0)
+    answers = hidden @ scaled.coefs_[1] + scaled.intercepts_[1]
+    np.testing.assert_allclose(answers, scaled.predict(X), rtol=1e-9)
+    np.testing.assert_allclose(plain.loss_curve_, scaled.loss_curve_, rtol=1e-6)
+
+
+def test_a_stream_of_numbers_keeps_the_units_of_its_first_chunk(numbers):
+    X, Y = numbers
+    model = small(MLPRegressor, learning_rate_init=0.02)
+    for _ in range(40):
+        for rows in np.array_split(np.argsort(Y[:, 0]), 4):  # each chunk with a mean of its own
+            model.partial_fit(X[rows], 1000 + Y[rows])
+    assert model.score(X, 1000 + Y) > 0.9
+
+
+def test_an_output_activation_says_what_range_the_target_has(numbers):
+    X, Y = numbers
+    positive = np.exp(Y[:, 0])
+    model = small(MLPRegressor, output_activation="relu", max_iter=60).fit(X, positive)
+    assert model.predict(X).min() >= 0
+    module = model.to_torch()(torch.tensor(X)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(module, model.predict(X))
+    with pytest.raises(ValueError, match="another unit"):
+        small(MLPRegressor).fit(X, 1e200 * Y)
+
+
 # -- outputs ----------------------------------------------------------------------------------
 
 
@@ -149,7 +207,7 @@ def test_to_torch_is_the_same_function_and_a_copy(blobs, numbers, kind):
     ask = model.decision_function if kind is MLPClassifier else model.predict
     before, module = ask(X), model.to_torch()
     assert isinstance(module, torch.nn.Sequential)
-    np.testing.assert_array_equal(module(torch.tensor(X)).detach().numpy(), before)
+    np.testing.assert_allclose(module(torch.tensor(X)).detach().numpy(), before, rtol=1e-9)
     with torch.no_grad():
         module[0].weight.zero_()
     np.testing.assert_array_equal(ask(X), before)
@@ -256,20 +314,46 @@ def test_partial_fit_takes_up_a_changed_method(blobs):
     assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_early_stopping_keeps_the_best_weights(digits):
+def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss(digits, monkeypatch):
     X, y = digits[0], digits[2]
+    hold_out, parts = MLPClassifier._hold_out, []
+
+    def seen(*args):
+        parts.append(hold_out(*args))
+        return parts[-1]
+
+    monkeypatch.setattr(MLPClassifier, "_hold_out", seen)
     model = small(early_stopping=True, max_iter=200, n_iter_no_change=3, tol=1e-3).fit(X, y)
+    (train, held_out), losses = parts[0], model.history_.column("validation_loss")
     assert model.result_.status == "stopped-early"
     assert model.n_iter_ == len(model.validation_scores_) < 200
-    assert model.best_validation_score_ == max(model.validation_scores_) > 0.85
+    assert log_loss(held_out[1], model.predict_proba(held_out[0])) == pytest.approx(min(losses))
+    right = model.score(held_out[0], held_out[1])
+    assert right == pytest.approx(model.best_validation_score_)
+    assert right == pytest.approx(model.validation_scores_[int(np.argmin(losses))])
     assert model.best_loss_ is None
-    assert model.t_ == model.n_iter_ * (len(X) - round(0.1 * len(X)))
+    assert model.t_ == model.n_iter_ * len(train[0])
 
 
 def test_training_loss_that_stands_still_ends_training(blobs):
     model = small(max_iter=500, tol=0.5, n_iter_no_change=4).fit(*blobs)
     assert model.result_.status == "stopped-early"
     assert 4 <= model.n_iter_ < 50
+
+
+@pytest.mark.filterwarnings("default:training ended after max_iter")
+def test_the_end_of_max_iter_is_a_warning_of_scikit_learns_kind(blobs):
+    with pytest.warns(ConvergenceWarning, match="max_iter=3 epochs.* Raise max_iter"):
+        small(max_iter=3).fit(*blobs)
+    with warnings.catch_warnings(action="error"):
+        small(max_iter=500, tol=0.5, n_iter_no_change=4).fit(*blobs)
+        small().partial_fit(*blobs, classes=np.unique(blobs[1]))
+
+
+def test_callbacks_see_every_epoch_and_may_stop(blobs):
+    seen = []
+    model = small().fit(*blobs, callbacks=[lambda e: seen.append(e.epoch), lambda e: e.epoch == 5])
+    assert seen == [1, 2, 3, 4, 5] and model.n_iter_ == 5
 
 
 def test_an_interrupted_fit_leaves_a_usable_model(blobs, monkeypatch):
@@ -361,6 +445,32 @@ def test_pickles_hold_no_data(blobs, method):
     np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
     assert len(pickle.dumps(model)) < X.nbytes / 2
     back.partial_fit(X, y)  # and goes on, with variables that start anew
+
+
+def softsign(z):
+    return z / (1 + z.abs())
+
+
+def adam_with_decay(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"activation": lpom.activations.from_function(softsign, lipschitz=1.0)},
+        {"method": lpom.LPOM(optimizer=adam_with_decay)},
+        {"method": lpom.LPOM(optimizer=torch.optim.RMSprop)},
+    ],
+)
+def test_pickles_hold_functions_of_the_user(blobs, params):
+    X, y = blobs
+    model = small(**params, max_iter=3).fit(X, y)
+    back = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(
+        back.partial_fit(X, y).coefs_[0], model.partial_fit(X, y).coefs_[0]
+    )
 
 
 # -- bad input ----------------------------------------------------------------------------------
