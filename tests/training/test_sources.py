@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import lpom
 from lpom.experiments.memory import LiveTensors
 from lpom.training import sources
-from lpom.training.sources import Arrays, check_inputs
 from lpom.training.signature import Signature
+from lpom.training.sources import Arrays, check_inputs
 from lpom.training.tasks import Task
 
 N, WIDTH = 20_000, 50
