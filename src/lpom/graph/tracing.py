@@ -47,7 +47,17 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     over time steps, say). Raises `UntrainableError`, a ValueError, for what can't be trained, with
     the line of the model where it stands.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
+    return _Builder(model, *traced(model, example)).build(model)
+
+
+def traced(
+    model: nn.Module, example: Tensor | None = None
+) -> tuple[fx.Graph, dict[fx.Node, str]]:
+    """All that the module does, before it is cut into states, and the line where each thing stands.
+
+    What does not reach the output is left out.
+    """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UntrainableError(
@@ -57,7 +67,7 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     tracer = _Tracer(example)
     try:
         with _factories_traced():
-            traced = tracer.trace(model)
+            graph = tracer.trace(model)
     except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, fx.proxy.TraceError):
             raise
@@ -67,16 +77,16 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
-    for node in reversed(list(traced.nodes)):
+    for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
-            traced.erase_node(node)
-    return _Builder(tracer.root, traced, tracer.lines).build(model)
+            graph.erase_node(node)
+    return graph, tracer.lines
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside torch.compile's wrapper, whose weights it shares."""
     inner = getattr(model, "_orig_mod", None)
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 class _Tracer(fx.Tracer):
@@ -180,6 +190,14 @@ class _Shaped(fx.Proxy):
 
     def dim(self) -> Any:
         return self.ndim
+
+    @property
+    def T(self) -> Any:
+        return self.t()
+
+    @property
+    def mT(self) -> Any:
+        return self.transpose(-2, -1)
 
     def __len__(self) -> int:
         size = self.size(0)
