@@ -29,6 +29,7 @@ from lpom.graph.tracing import unwrapped
 
 FORMAT = "lpom"  # the key of the metadata
 FORMAT_VERSION = 2
+_TEXTS = "__metadata__"  # where the safetensors format keeps them
 MOST_HEADER = 100_000_000  # bytes, as in the safetensors format
 
 _KINDS = {
@@ -67,17 +68,19 @@ def save(
     """
     model = unwrapped(model)
     for name, parameter in model.named_parameters():
-        if is_lazy(parameter) or parameter.is_meta:  # type: ignore[no-untyped-call]
+        if is_lazy(parameter) or parameter.is_meta:
             raise ModelFileError(
                 f"{name} has no values yet, so there is nothing to save; call the model once on a "
                 "batch of data first."
             )
-    network, reason = None, ""
+    network: dict[str, Any] | None = None
+    constants: dict[str, Tensor] = {}
+    reason = ""
     try:
-        network = description.describe(model, example)
+        network, constants = description.describe(model, example)
     except description.Undescribable as error:
         reason = str(error)
-    found, kinds, shared = description.tensors(model, network)
+    found, kinds, shared = description.tensors(model, constants)
     tensors = _storable(found)
     _check_values(tensors, kinds, "the model")
     header = {
@@ -215,12 +218,12 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise _unreadable(path, state, f"a header of {size} bytes in a file of {total}")
         try:
             outer = json.loads(begin + file.read(size - 1))
-            ends = [entry["data_offsets"][1] for key, entry in outer.items() if key[:2] != "__"]
+            ends = [entry["data_offsets"][1] for key, entry in outer.items() if key != _TEXTS]
             if max(ends, default=0) != total - 8 - size:
                 raise ValueError(f"the tensors do not fill the {total} bytes of the file")
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise _unreadable(path, "is cut off or damaged", error) from error
-        header = _header(path, outer.get("__metadata__"))
+        header = _header(path, outer.get(_TEXTS))
         file.seek(0)
         try:
             return safetensors.torch.load(file.read(total)), header

@@ -8,12 +8,14 @@ are followed one by one. ``{"value": k}`` stands for the result of step k, 0 for
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 import inspect
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType, ModuleType
 from typing import Any, final
@@ -56,7 +58,9 @@ DTYPES = {
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
 }
-_CLASSES = {kind.__name__: kind for kind in (*MODULES, *torch_modules(), nn.PReLU)}
+_CLASSES: dict[str, type[nn.Module]] = {
+    kind.__name__: kind for kind in (*MODULES, *torch_modules(), nn.PReLU)
+}
 _PART = re.compile(r"[\w-]{1,200}")  # of a name such as "blocks.0.weight"
 _DEPTH = 64  # of modules in modules, and of lists in lists
 _OPERATIONS = ("get_attr", "call_module", "call_method", "call_function")
@@ -71,53 +75,41 @@ class Undescribable(ValueError):
 # from a module to data
 
 
-def describe(model: nn.Module, example: Tensor | None = None) -> dict[str, Any]:
-    """The network as JSON: ``modules`` by name, and ``evaluation`` and ``training``, their steps.
+def describe(
+    model: nn.Module, example: Tensor | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The network as JSON, and the tensors that it needs beyond those of its state_dict.
 
-    A Sequential of known layers needs no steps. The two lists of steps differ where the model's
-    Python asks whether it is training; one that is the same is left out. Raises `Undescribable`
-    where that is not enough to `build` it.
+    The JSON has ``modules`` by name, and the steps that join them: ``evaluation``, and ``training``
+    where the model's Python then does something else. A Sequential of known layers needs no steps.
+    Raises `Undescribable` where that is not enough to `build` the network.
     """
-    description = _described(model, example)
-    try:
-        build(description, *tensors(model, description))
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise Undescribable(str(error)) from error
-    return description
-
-
-def _described(model: nn.Module, example: Tensor | None) -> dict[str, Any]:
-    if _is_plain(model):
-        return {"modules": _modules(model, None)}
     if _is_hooked(model):
         raise Undescribable(f"{type(model).__name__} has forward hooks")
-    modes = {module: module.training for module in model.modules()}
+    if _is_plain(model):
+        description: dict[str, Any] = {"modules": _modules(model, None)}
+        constants: dict[str, Tensor] = {}
+    else:
+        evaluation, training = _programs(model, example)
+        description = {
+            "modules": _modules(model, evaluation.called | training.called),
+            "evaluation": evaluation.data,
+            **({} if training.data == evaluation.data else {"training": training.data}),
+        }
+        constants = training.constants | evaluation.constants
+        if any(not torch.equal(constants[k], v) for k, v in training.constants.items()):
+            raise Undescribable("it makes other constants while it is training")
     try:
-        model.eval()
-        evaluation, called = _program(model, example)
-        model.train()
-        training, called_too = _program(model, example)
-    except Undescribable:
-        raise
-    except (
-        Exception
-    ) as error:  # the model's own Python, given stand-ins for tensors, may do anything
-        hint = "" if example is not None else "; example=, a batch of its inputs, may help"
-        raise Undescribable(str(error).rstrip(".") + hint) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-    found = {"modules": _modules(model, called | called_too), "evaluation": evaluation}
-    return found if training == evaluation else {**found, "training": training}
+        build(description, *tensors(model, constants))
+    except (ValueError, TypeError, LookupError, RuntimeError) as error:
+        raise Undescribable(str(error)) from error
+    return description, constants
 
 
 def tensors(
-    model: nn.Module, description: Mapping[str, Any] | None = None
+    model: nn.Module, constants: Mapping[str, Tensor] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, str]]:
-    """Each tensor by its first name, its kind (one of `KINDS`), and other names it goes by.
-
-    Those that are in no state_dict are needed where a description stands for the model's Python.
-    """
+    """Each tensor by its first name, its kind (one of `KINDS`), and other names it goes by."""
     first: dict[int, str] = {}
     found: dict[str, Tensor] = {}
     kinds: dict[str, str] = {}
@@ -135,13 +127,10 @@ def tensors(
         add(name, parameter, "parameter" if parameter.requires_grad else "frozen")
     for name, buffer in model.named_buffers(remove_duplicate=False):
         path, _, part = name.rpartition(".")
-        hidden = part in model.get_submodule(path)._non_persistent_buffers_set
-        if not hidden or description is not None:
-            add(name, buffer, "constant" if hidden else "buffer")
-    for program in ("evaluation", "training"):
-        for step in (description or {}).get(program, {}).get("steps", []):
-            if step["op"] == "get_attr" and not {step["target"]} & (kinds.keys() | shared.keys()):
-                add(step["target"], operator.attrgetter(step["target"])(model), "constant")
+        if part not in model.get_submodule(path)._non_persistent_buffers_set:
+            add(name, buffer, "buffer")
+    for name, constant in (constants or {}).items():
+        add(name, constant, "constant")
     return found, kinds, shared
 
 
@@ -219,12 +208,48 @@ def _arguments(kind: type[nn.Module]) -> dict[str, Any]:
     }
 
 
-def _program(model: nn.Module, example: Tensor | None) -> tuple[dict[str, Any], set[str]]:
-    """The steps from input to output, and the modules that they call."""
+@dataclass(frozen=True)
+class _Traced:
+    """What a model does in one mode, the modules it calls and the constants it uses."""
+
+    data: dict[str, Any]
+    called: set[str]
+    constants: dict[str, Tensor]
+
+
+def _programs(model: nn.Module, example: Tensor | None) -> tuple[_Traced, _Traced]:
+    """What it does in evaluation and in training; each module is left in its own mode."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with _left_as_it_was(model):
+            evaluation = _program(model.eval(), example)
+        with _left_as_it_was(model):
+            return evaluation, _program(model.train(), example)
+    except Undescribable:
+        raise
+    except Exception as error:  # the model's Python may do anything, given stand-ins for tensors
+        hint = "" if example is not None else "; example=, a batch of its inputs, may help"
+        raise Undescribable(str(error).rstrip(".") + hint) from error
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Without the attributes where torch.fx puts tensors that the model makes on its way."""
+    before = set(vars(model))
+    try:
+        yield
+    finally:
+        for name in set(vars(model)) - before:
+            delattr(model, name)
+
+
+def _program(model: nn.Module, example: Tensor | None) -> _Traced:
     graph, _ = traced(model, example)
     known: dict[fx.Node, Any] = {}
     steps: list[dict[str, Any]] = []
-    called = set()
     output = None
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -236,11 +261,15 @@ def _program(model: nn.Module, example: Tensor | None) -> tuple[dict[str, Any], 
         else:
             steps.append(_step(node, known))
             known[node] = {"value": len(steps)}
-            if node.op == "call_module":
-                called.add(str(node.target))
     if not isinstance(output, fx.Node):
         raise Undescribable("it returns something else than one tensor")
-    return {"steps": steps, "output": known[output]["value"]}, called
+    attributes = {step["target"] for step in steps if step["op"] == "get_attr"}
+    constants = {
+        name: operator.attrgetter(name)(model)
+        for name in sorted(attributes - set(model.state_dict(keep_vars=True)))
+    }
+    called = {step["target"] for step in steps if step["op"] == "call_module"}
+    return _Traced({"steps": steps, "output": known[output]["value"]}, called, constants)
 
 
 def _step(node: fx.Node, known: Mapping[fx.Node, Any]) -> dict[str, Any]:
@@ -439,7 +468,9 @@ def _build_module(path: str, entry: Mapping[str, Any], holds: bool) -> nn.Module
     kind = _CLASSES[name]
     if extra := sorted(set(settings) - set(_arguments(kind))):
         raise ValueError(f"module {path}: {name} has no setting {', '.join(map(repr, extra))}")
-    with torch.device("meta"):  # no memory is taken and no random number drawn
+    # on "meta" no memory is taken and no random number drawn
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as about layers without any weights
         return kind(**settings)
 
 
@@ -519,7 +550,7 @@ def _decode_step(k: int, step: Any, modules: set[str], names: set[str]) -> _Step
     args = step.get("args", [])
     if op not in _OPERATIONS or not isinstance(args, list):
         raise ValueError(f"step {k} has the operation {op!r} or arguments that are no list")
-    known: Mapping[str, Any] | set[str] = {
+    known: Collection[str] = {
         "get_attr": names,
         "call_module": modules,
         "call_method": _NAMES,
