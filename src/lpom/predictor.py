@@ -12,8 +12,8 @@ from torch import nn
 
 from lpom import losses, saving
 from lpom.exceptions import ModelFileError
-from lpom.losses import Loss
 from lpom.graph import chain, trace
+from lpom.losses import Loss
 from lpom.tables import Features, Target, target_from_json
 from lpom.tables.columns import Array
 from lpom.training.sources import ROWS

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpom import activations, methods
-from lpom.datasets import Dataset
+from lpom import activations, methods, networks
+from lpom.datasets import Dataset, augmented_loader
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
@@ -83,21 +83,20 @@ def run(
 def _settings(trial: Trial) -> dict[str, Any]:
     """Every parameter of the trial's method, defaults too, as JSON gives it back."""
     try:
-        params = methods.get(trial.method, **trial.params).get_params(deep=False)
-    except ValueError:  # which the run itself will say
-        params = trial.params
-    settings: dict[str, Any] = json.loads(json.dumps(params, default=repr))
-    return settings
+        settings = methods.get(trial.method, **trial.params).plain()
+    except (TypeError, ValueError):  # which the run itself will say
+        settings = trial.params
+    made: dict[str, Any] = json.loads(json.dumps(settings, default=repr))
+    return made
 
 
 def _train(
     trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
-    (X, y), (X_test, y_test) = parts(data, trial.part)
+    (X, y), (X_test, y_test) = parts(data.pictures() if trial.network else data, trial.part)
     n_outputs = len(data.classes) or 1
     output = activations.get(trial.output, **trial.output_params)
-    sizes = [X.shape[1], *trial.hidden, n_outputs]
-    model = mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
+    model = make_model(trial, tuple(X.shape[1:]), n_outputs)
     method = methods.get(trial.method, **trial.params)
     task = Task.infer(y, n_outputs, trial.loss, output)
     size = min(trial.batch_size, len(X))
@@ -106,14 +105,15 @@ def _train(
         rows = slice(None) if method.full_batch else slice(size)
         more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
+    source: dict[str, Any] = {"X": X, "y": y, "batch_size": size}
+    if trial.augment:
+        source = {"X": augmented_loader(X, y, size)}
     result = fit(
         model,
-        X,
-        y,
+        **source,
         method=method,
         loss=trial.loss,
         epochs=trial.epochs,
-        batch_size=size,
         validation_data=(X_test, y_test) if closely else None,
         seed=trial.seed,  # the same batches for every method
         callbacks=on_epoch,
@@ -135,10 +135,19 @@ def _train(
     }
 
 
+def make_model(trial: Trial, shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    """The network of a trial, its weights drawn from the trial's seed."""
+    if trial.network:
+        return networks.get(trial.network, shape, n_outputs, trial.seed, **trial.options)
+    output = activations.get(trial.output, **trial.output_params)
+    sizes = [*shape, *trial.hidden, n_outputs]
+    return mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
+
+
 def _peak_bytes(
     method: Method[Any], model: nn.Module, task: Task, inputs: Tensor, y: Tensor
 ) -> int:
-    problem = Problem.of(copy.deepcopy(model), task.loss)
+    problem = Problem.of(copy.deepcopy(model), task.loss, inputs)
     return peak_bytes(method, problem, Batch(inputs, task.target(y).to(inputs)))
 
 
