@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import tracemalloc
-import warnings
 
 import pytest
 import safetensors.torch
@@ -108,7 +107,7 @@ def normed():
 
 class OwnForward(nn.Sequential):
     def forward(self, x):
-        return super().forward(x) + x[:, :3]
+        return 2 * super().forward(x)
 
 
 NETWORKS = {
@@ -120,7 +119,10 @@ NETWORKS = {
     "attention": (Attention, None),
     "tied": (Tied, (4,)),
     "norm and prelu": (normed, (6,)),
-    "own forward": (lambda: OwnForward(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), (6,)),
+    "own forward": (
+        lambda: OwnForward(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU()),
+        (6,),
+    ),
 }
 
 
@@ -288,7 +290,7 @@ def test_saving_leaves_each_module_in_its_mode(path):
 
 def test_a_compiled_model_is_saved_as_what_it_compiles(path):
     model = lpom.mlp([3, 4, 2], seed=0)
-    saving.save(path, torch.compile(model))
+    saving.save(path, torch.compile(model, backend="eager"))
     assert str(saving.load(path)[0]) == str(model)
 
 
@@ -431,14 +433,14 @@ def parts(path):
     return safetensors.torch.load(content), json.loads(metadata["lpom"])
 
 
-def rewrite(path, tensors=None, sign=True, **changes):
+def rewrite(path, stored=None, sign=True, **changes):
     """Change a file as somebody who knows the format could, checksum included."""
     old, header = parts(path)
-    tensors = old if tensors is None else tensors
+    stored = old if stored is None else stored
     header = {k: v for k, v in {**header, **changes}.items() if v is not ...}
     if sign:
-        header["sha256"] = saving._checksum(tensors, header)
-    path.write_bytes(safetensors.torch.save(tensors, metadata={"lpom": json.dumps(header)}))
+        header["sha256"] = saving._checksum(stored, header)
+    path.write_bytes(safetensors.torch.save(stored, metadata={"lpom": json.dumps(header)}))
 
 
 def edit(path, *keys, value):
@@ -493,15 +495,17 @@ def test_changed_weights_and_metadata_fail_the_checksum(saved):
 @pytest.mark.parametrize("version", [1, 99, None, "2", [2]])
 def test_another_version(saved, version):
     rewrite(saved, format_version=version, lpom_version="7.0")
-    with pytest.raises(ModelFileError, match=r"format version .*reads version 2.*lpom 7.0: install"):
+    with pytest.raises(
+        ModelFileError, match=r"format version .*reads version 2.*lpom 7.0: install"
+    ):
         saving.load(saved)
 
 
 @pytest.mark.parametrize("key", ["tensors", "shared", "metadata", "lpom_version", "network"])
 @pytest.mark.parametrize("value", [..., None, 3, "text", [], [["a", 1]]])
 def test_a_header_of_other_types(saved, key, value):
-    if (key, value) in [("lpom_version", "text")]:
-        return
+    if (key, value) == ("lpom_version", "text"):
+        pytest.skip("a text is what it should be")
     rewrite(saved, **{key: value})
     with pytest.raises(ModelFileError, match=f"lacks {key!r}, a JSON|holds the weights alone"):
         saving.load(saved)
@@ -565,10 +569,15 @@ def test_tensors_missing_too_many_or_of_another_kind(saved):
         rewrite(saved, changed)
         with pytest.raises(ModelFileError, match=sentence):
             saving.load(saved)
-    for kinds in ({"0.weight": "buffer"}, {"0.weight": "code"}, {"0.weight": None}):
+    for kind, sentence in [
+        ("buffer", "Linear has no place for 0.weight"),
+        ("code", "calls 0.weight a 'code', which is none of parameter"),
+        (None, "calls 0.weight a None"),
+    ]:
         saved.write_bytes(before)
-        rewrite(saved, tensors={**header["tensors"], **kinds} and None, **{"tensors_": 0})
-        rewrite(saved, **{})
+        rewrite(saved, tensors={**header["tensors"], "0.weight": kind})
+        with pytest.raises(ModelFileError, match=sentence):
+            saving.load(saved)
 
 
 @pytest.mark.parametrize(
@@ -664,8 +673,8 @@ def nested(depth):
 )
 def test_steps_that_are_never_taken(path, keys, value, sentence):
     saving.save(path, Gated())
-    assert parts(path)[1]["network"]["evaluation"]["steps"][1]["target"] == "torch.tanh"
-    edit(path, "evaluation", "steps", 1, *keys, value=value)
+    assert parts(path)[1]["network"]["steps"][1]["target"] == "torch.tanh"
+    edit(path, "steps", 1, *keys, value=value)
     with pytest.raises(ModelFileError, match=sentence):
         saving.load(path)
 
@@ -673,11 +682,10 @@ def test_steps_that_are_never_taken(path, keys, value, sentence):
 @pytest.mark.parametrize(
     ("keys", "value", "sentence"),
     [
-        (("evaluation",), None, "its steps are not a list"),
-        (("evaluation", "steps"), {}, "its steps are not a list"),
-        (("evaluation", "output"), 99, "no result of an earlier step"),
-        (("evaluation", "output"), "0", "no result of an earlier step"),
-        (("training",), [], "its steps are not a list"),
+        (("steps",), None, "steps should be a list, got NoneType"),
+        (("steps",), {}, "steps should be a list, got dict"),
+        (("output",), 99, "no result of an earlier step"),
+        (("output",), "0", "no result of an earlier step"),
         (("modules", "value"), {"class": "Module"}, "asks for 'value'"),
     ],
 )
@@ -713,11 +721,8 @@ def test_a_name_that_the_module_has_already(path):
     saving.save(path, Tied())
     tensors, header = parts(path)
     for name in ("forward", "training", "_parameters", "../x", "first.more", "nowhere.x"):
-        changed = {**tensors, name: torch.ones(2)}
         kinds = {**header["tensors"], name: "parameter"}
-        text = {**header, "tensors": kinds}
-        text["sha256"] = saving._checksum(changed, text)
-        path.write_bytes(safetensors.torch.save(changed, metadata={"lpom": json.dumps(text)}))
+        rewrite(path, {**tensors, name: torch.ones(2)}, tensors=kinds)
         with pytest.raises(ModelFileError, match="description of a network that can't be"):
             saving.load(path)
 
@@ -762,5 +767,4 @@ def test_nothing_of_a_file_is_run(path, monkeypatch):
     for name in ("pickle.loads", "pickle.load", "builtins.eval", "builtins.exec", "torch.load"):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr(description.Described, "forward", refuse)
-    with warnings.catch_warnings():
-        saving.load(path)
+    saving.load(path)

@@ -8,7 +8,6 @@ are followed one by one. ``{"value": k}`` stands for the result of step k, 0 for
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import inspect
 import math
@@ -29,7 +28,7 @@ from lpom.activations import Elementwise
 from lpom.activations.known import torch_calls, torch_modules
 from lpom.exceptions import unknown_name
 from lpom.graph.operations import AFFINE, CONSTANTS, MODULES, SHAPES, call_name
-from lpom.graph.tracing import traced
+from lpom.graph.tracing import left_as_it_was, traced
 
 #: What may be computed from data, sizes and weights before they meet a state.
 _CALCULATIONS = frozenset(
@@ -61,6 +60,7 @@ DTYPES = {
 _CLASSES: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (*MODULES, *torch_modules(), nn.PReLU)
 }
+_MODE = "training"  # an attribute of every module that is no tensor
 _PART = re.compile(r"[\w-]{1,200}")  # of a name such as "blocks.0.weight"
 _DEPTH = 64  # of modules in modules, and of lists in lists
 _OPERATIONS = ("get_attr", "call_module", "call_method", "call_function")
@@ -80,25 +80,25 @@ def describe(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The network as JSON, and the tensors that it needs beyond those of its state_dict.
 
-    The JSON has ``modules`` by name, and the steps that join them: ``evaluation``, and ``training``
-    where the model's Python then does something else. A Sequential of known layers needs no steps.
-    Raises `Undescribable` where that is not enough to `build` the network.
+    The JSON has ``modules`` by name, and the ``steps`` that join them up to the ``output``; a
+    Sequential of known layers needs no steps. Raises `Undescribable` where that is not enough to
+    `build` the network.
     """
-    if _is_hooked(model):
-        raise Undescribable(f"{type(model).__name__} has forward hooks")
-    if _is_plain(model):
-        description: dict[str, Any] = {"modules": _modules(model, None)}
-        constants: dict[str, Tensor] = {}
-    else:
-        evaluation, training = _programs(model, example)
-        description = {
-            "modules": _modules(model, evaluation.called | training.called),
-            "evaluation": evaluation.data,
-            **({} if training.data == evaluation.data else {"training": training.data}),
-        }
-        constants = training.constants | evaluation.constants
-        if any(not torch.equal(constants[k], v) for k, v in training.constants.items()):
-            raise Undescribable("it makes other constants while it is training")
+    description: dict[str, Any] = {}
+    constants: dict[str, Tensor] = {}
+    called = None
+    if not _is_plain(model):
+        try:
+            with left_as_it_was(model):
+                description, constants = _program(model, example)
+        except Undescribable:
+            raise
+        except Exception as error:  # the model's Python may do anything, given stand-ins
+            hint = "" if example is not None else "; example=, a batch of its inputs, may help"
+            raise Undescribable(str(error).rstrip(".") + hint) from error
+        steps = description["steps"]
+        called = {step["target"] for step in steps if step["op"] == "call_module"}
+    description["modules"] = _modules(model, called)
     try:
         build(description, *tensors(model, constants))
     except (ValueError, TypeError, LookupError, RuntimeError) as error:
@@ -208,45 +208,8 @@ def _arguments(kind: type[nn.Module]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class _Traced:
-    """What a model does in one mode, the modules it calls and the constants it uses."""
-
-    data: dict[str, Any]
-    called: set[str]
-    constants: dict[str, Tensor]
-
-
-def _programs(model: nn.Module, example: Tensor | None) -> tuple[_Traced, _Traced]:
-    """What it does in evaluation and in training; each module is left in its own mode."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with _left_as_it_was(model):
-            evaluation = _program(model.eval(), example)
-        with _left_as_it_was(model):
-            return evaluation, _program(model.train(), example)
-    except Undescribable:
-        raise
-    except Exception as error:  # the model's Python may do anything, given stand-ins for tensors
-        hint = "" if example is not None else "; example=, a batch of its inputs, may help"
-        raise Undescribable(str(error).rstrip(".") + hint) from error
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
-@contextlib.contextmanager
-def _left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Without the attributes where torch.fx puts tensors that the model makes on its way."""
-    before = set(vars(model))
-    try:
-        yield
-    finally:
-        for name in set(vars(model)) - before:
-            delattr(model, name)
-
-
-def _program(model: nn.Module, example: Tensor | None) -> _Traced:
+def _program(model: nn.Module, example: Tensor | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The steps from input to output, and the constants that they use."""
     graph, _ = traced(model, example)
     known: dict[fx.Node, Any] = {}
     steps: list[dict[str, Any]] = []
@@ -266,10 +229,9 @@ def _program(model: nn.Module, example: Tensor | None) -> _Traced:
     attributes = {step["target"] for step in steps if step["op"] == "get_attr"}
     constants = {
         name: operator.attrgetter(name)(model)
-        for name in sorted(attributes - set(model.state_dict(keep_vars=True)))
+        for name in sorted(attributes - {_MODE, *model.state_dict(keep_vars=True)})
     }
-    called = {step["target"] for step in steps if step["op"] == "call_module"}
-    return _Traced({"steps": steps, "output": known[output]["value"]}, called, constants)
+    return {"steps": steps, "output": known[output]["value"]}, constants
 
 
 def _step(node: fx.Node, known: Mapping[fx.Node, Any]) -> dict[str, Any]:
@@ -384,13 +346,12 @@ class _Program:
 class Described(nn.Module):
     """A network that follows a description: the steps of `describe`, one by one."""
 
-    def __init__(self, evaluation: _Program, training: _Program) -> None:
+    def __init__(self, program: _Program) -> None:
         super().__init__()
-        self.__evaluation, self.__training = evaluation, training  # names no child can have
+        self.__program = program  # a name that no child can have
 
     def forward(self, x: Tensor) -> Any:
-        program = self.__training if self.training else self.__evaluation
-        return program.run(self, x)
+        return self.__program.run(self, x)
 
 
 def build(
@@ -404,17 +365,11 @@ def build(
     Raises ValueError for anything that `describe` would not have written.
     """
     entries = _mapping(description, "modules")
-    programs = None
-    if "evaluation" in description:
+    program = None
+    if "steps" in description:
         called = {path for path, entry in entries.items() if path and "settings" in entry}
-        evaluation, training = (
-            _decode_program(
-                description.get(mode, description["evaluation"]), called, {*kinds, *shared}
-            )
-            for mode in ("evaluation", "training")
-        )
-        programs = evaluation, training
-    root = _build_modules(entries, programs)
+        program = _decode_program(description, called, {*kinds, *shared, _MODE})
+    root = _build_modules(entries, program)
     for name, kind in kinds.items():
         _place(root, name, stored[name], kind)
     for name, first in shared.items():
@@ -425,9 +380,7 @@ def build(
     return root.eval()
 
 
-def _build_modules(
-    entries: Mapping[str, Any], programs: tuple[_Program, _Program] | None
-) -> nn.Module:
+def _build_modules(entries: Mapping[str, Any], program: _Program | None) -> nn.Module:
     made: dict[str, nn.Module] = {}
     for path, entry in entries.items():
         _check_path(path)
@@ -441,10 +394,10 @@ def _build_modules(
                 raise ValueError(
                     f"module {path} is said to be {entry['same']!r}, which is not there"
                 )
-        elif path == "" and programs is not None:
-            module = Described(*programs)
+        elif path == "" and program is not None:
+            module = Described(program)
         else:
-            module = _build_module(path, entry, holds=programs is not None)
+            module = _build_module(path, entry, holds=program is not None)
         if path:
             above, _, part = path.rpartition(".")
             if above not in made or type(made[above]) not in (nn.Sequential, nn.Module, Described):
@@ -525,14 +478,14 @@ def _share(root: nn.Module, name: str, first: str) -> None:
         holder._non_persistent_buffers_set.add(part)
 
 
-def _decode_program(program: Any, modules: set[str], names: set[str]) -> _Program:
+def _decode_program(description: Mapping[str, Any], modules: set[str], names: set[str]) -> _Program:
     steps = []
-    raw = program.get("steps") if isinstance(program, dict) else None
+    raw = description["steps"]
     if not isinstance(raw, list):
-        raise ValueError("its steps are not a list")
+        raise ValueError(f"steps should be a list, got {type(raw).__name__}")
     for k, step in enumerate(raw, start=1):
         steps.append(_decode_step(k, step, modules, names))
-    output = _decode({"value": program.get("output")}, len(steps) + 1).index
+    output = _decode({"value": description.get("output")}, len(steps) + 1).index
     last = {output: len(steps)}  # kept to the end
     done: list[list[int]] = [[] for _ in steps]
     for k, step in reversed(list(enumerate(steps))):

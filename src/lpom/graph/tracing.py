@@ -64,11 +64,15 @@ def traced(
                 f"the layer of {name} is lazy and has no weights yet; call the model once on a "
                 "batch of data first."
             )
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise UntrainableError(
+            "the model itself has forward hooks, which tracing would pass over; give "
+            "nn.Sequential(model), which calls it with them, or remove them."
+        )
     tracer = _Tracer(example)
     try:
-        with _factories_traced():
-            graph = tracer.trace(model)
-    except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
+        graph = tracer.in_both_modes(model)
+    except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, fx.proxy.TraceError):
             raise
         raise UntrainableError(
@@ -81,6 +85,17 @@ def traced(
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
     return graph, tracer.lines
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Without the attributes where torch.fx puts tensors that the model makes on its way."""
+    before = set(vars(model))
+    try:
+        yield
+    finally:
+        for name in set(vars(model)) - before:
+            delattr(model, name)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -103,6 +118,63 @@ class _Tracer(fx.Tracer):
         if isinstance(m, activations.Elementwise):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def in_both_modes(self, model: nn.Module) -> fx.Graph:
+        """What the model does in training; a flag that is another in evaluation stays a question.
+
+        So ``F.dropout(x, training=self.training)`` follows the model's mode at every call.
+        """
+        modes = {module: module.training for module in model.modules()}
+        try:
+            with _factories_traced():
+                model.eval()
+                with left_as_it_was(model):
+                    evaluated = self.trace(model)
+                self.lines.clear()
+                self._known.clear()
+                model.train()
+                traced = self.trace(model)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
+        if len(traced.nodes) != len(evaluated.nodes) or any(
+            (a.op, str(a.target)) != (b.op, str(b.target)) for a, b in pairs
+        ):
+            raise fx.proxy.TraceError(
+                "it does other operations in training than in evaluation (a branch on "
+                "self.training); modules such as nn.Dropout may differ, the path may not."
+            )
+        for node, other in pairs:
+            self._follow_mode(traced, node, other)
+        return traced
+
+    def _follow_mode(self, traced: fx.Graph, node: fx.Node, other: fx.Node) -> None:
+        """Put the model's own flag where the two traces have True and False."""
+
+        def chosen(training: Any, evaluating: Any) -> Any:
+            if not (training is True and evaluating is False):
+                return training
+            with traced.inserting_before(node):
+                flag = traced.get_attr("training", type_expr=bool)
+            self.lines[flag] = self.lines.get(node, "")
+            return flag
+
+        node.args = tuple(map(chosen, node.args, other.args))
+        node.kwargs = {k: chosen(v, other.kwargs.get(k)) for k, v in node.kwargs.items()}
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            self.path_of_module(m)
+        except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -379,6 +451,10 @@ class _Builder:
         self.lines[made] = self.lines.get(near, "")
         return made
 
+    def _shaped(self, node: fx.Node, parameter: fx.Node, x: fx.Node) -> fx.Node:
+        """One number per channel, shaped to be multiplied with ``x``."""
+        return self._call(node, _per_channel, parameter, self._call(node, getattr, x, "ndim"))
+
     def _prelu(self, node: fx.Node, module: nn.PReLU) -> fx.Node:
         """``relu(z) - a relu(-z)``: two states, and the slope a weight of the edge above."""
         z = node.args[0]
@@ -387,7 +463,7 @@ class _Builder:
             down = self._call(node, torch.relu, self._call(node, operator.neg, z))
             slope = self._attribute(node, "weight")
             if module.num_parameters > 1:
-                slope = self._call(node, _per_channel, slope, down)
+                slope = self._shaped(node, slope, down)
             return self._call(node, operator.sub, up, self._call(node, operator.mul, slope, down))
 
     def _norm(self, node: fx.Node, module: nn.Module) -> fx.Node:
@@ -398,8 +474,8 @@ class _Builder:
                 x = self._call(
                     node, nn.functional.group_norm, z, module.num_groups, None, None, module.eps
                 )
-                around: Callable[[fx.Node], fx.Node] = lambda p: self._call(  # noqa: E731
-                    node, _per_channel, p, x
+                around: Callable[[fx.Node], fx.Node] = lambda p: self._shaped(  # noqa: E731
+                    node, p, x
                 )
             elif isinstance(module, nn.LayerNorm):
                 shape = tuple(module.normalized_shape)
@@ -450,9 +526,10 @@ class _Builder:
                     raise UntrainableError("it has forward hooks, which would be passed over.")
                 return activations.from_module(module)
             if node.op in ("call_function", "call_method"):
-                return activations.from_call(
-                    call_name(node.target), tuple(node.args[1:]), dict(node.kwargs)
-                )
+                options = {k: v for k, v in node.kwargs.items() if k != "input"}
+                if options.get("out", 0) is None:  # nowhere in particular
+                    del options["out"]
+                return activations.from_call(call_name(node.target), tuple(node.args[1:]), options)
         except (ValueError, TypeError) as error:
             self._refuse(node, str(error))
         return None
@@ -675,9 +752,9 @@ def _in_place(node: fx.Node) -> bool:
     return str(node.target).endswith("_") and not str(node.target).endswith("__")
 
 
-def _per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """One number per channel, shaped to be multiplied with ``x`` of shape (m, channels, ...)."""
-    return parameter.view(-1, *[1] * (x.ndim - 2))
+def _per_channel(parameter: Tensor, ndim: int) -> Tensor:
+    """One number per channel, shaped to be multiplied with (m, channels, ...) of ``ndim``."""
+    return parameter.view(-1, *[1] * (ndim - 2))
 
 
 _per_channel.__name__ = "view"
