@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import linecache
 import operator
 import sys
@@ -118,6 +119,11 @@ class _Tracer(fx.Tracer):
         if isinstance(m, activations.Elementwise):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """The first free name, and not one that was free once: traces of a model are to be alike."""
+        names = (f"{prefix}{k}" for k in itertools.count())
+        return next(name for name in names if not hasattr(self.root, name))
 
     def in_both_modes(self, model: nn.Module) -> fx.Graph:
         """What the model does in training; a flag that is another in evaluation stays a question.
