@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import random
 import tracemalloc
 
 import pytest
@@ -768,3 +769,56 @@ def test_nothing_of_a_file_is_run(path, monkeypatch):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr(description.Described, "forward", refuse)
     saving.load(path)
+
+
+HOSTILE = [
+    *(None, True, False, 0, -1, 7, 2**63, 10**40, -0.5, 1e308, "", "x", "0", "../x", "a.b.c"),
+    *("__class__", "torch.load", "Linear", "forward", "\x00", "ä", [], {}, [[]], {"value": 0}),
+    *({"value": 5}, {"tuple": [1, 2]}, {"float": "inf"}, {"same": "0"}, {"class": "ReLU"}),
+]
+
+
+def places(value, at=()):
+    """Every place in JSON data, by the keys that lead there."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, item in inner:
+        yield (*at, key)
+        if isinstance(item, dict | list):
+            yield from places(item, (*at, key))
+
+
+def harmed(header, generator):
+    """A header with one to three things replaced, removed or renamed."""
+    for _ in range(generator.randint(1, 3)):
+        keys = generator.choice([p for p in places(header) if p[0] not in ("format_version",)])
+        place = header
+        for key in keys[:-1]:
+            place = place[key]
+        action = generator.randrange(3)
+        if action == 0:
+            place[keys[-1]] = copy.deepcopy(generator.choice(HOSTILE))
+        elif action == 1 or isinstance(place, list):
+            del place[keys[-1]]
+        else:
+            place[generator.choice([v for v in HOSTILE if isinstance(v, str)])] = place.pop(
+                keys[-1]
+            )
+    return header
+
+
+@pytest.mark.parametrize("name", ["mlp", "tied", "attention"])
+def test_files_changed_at_random_load_or_are_refused(path, name, pytestconfig):
+    make, shape = NETWORKS[name]
+    saving.save(path, make(), example=inputs(shape))
+    tensors, whole = parts(path)
+    generator = random.Random(name)
+    cases, refused = 4000 if pytestconfig.getoption("long") else 200, 0
+    for _ in range(cases):
+        header = harmed(copy.deepcopy(whole), generator)
+        header["sha256"] = saving._checksum(tensors, header)
+        path.write_bytes(safetensors.torch.save(tensors, metadata={"lpom": json.dumps(header)}))
+        try:
+            saving.load(path)
+        except ModelFileError:
+            refused += 1
+    assert cases / 2 < refused < cases
