@@ -121,7 +121,7 @@ class _Tracer(fx.Tracer):
         return super().is_leaf_module(m, module_qualified_name)
 
     def get_fresh_qualname(self, prefix: str) -> str:
-        """The first free name, and not one that was free once: traces of a model are to be alike."""
+        """The first free name, so that every trace of a model has the same ones."""
         names = (f"{prefix}{k}" for k in itertools.count())
         return next(name for name in names if not hasattr(self.root, name))
 
