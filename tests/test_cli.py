@@ -115,7 +115,7 @@ def test_a_run_folder_holds_the_whole_run(trained):
     run = Run.read(trained / "run")
     assert len(run.history) == run.config["epochs"] == 30
     assert run.history.metric == "accuracy" and run.history[-1].validation_score is None
-    assert run.config["method"] == {"name": "lpom", **LPOM().get_params()}
+    assert run.config["method"] == {"name": "lpom", **LPOM().plain()}
     assert run.config["status"] == "finished" and run.config["seed"] == 0
     assert run.config["versions"]["lpom"] == lpom.__version__
     assert run.config["data"]["rows"] == {"train": 48, "test": 12}
@@ -154,7 +154,7 @@ def test_options_reach_the_network_the_method_and_the_loss(table):
     config = Run.read(Path("run")).config
     assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
     assert config["method"]["mu"] == [3, 2, 1] and config["method"]["states"]["sweeps"]["most"] == 2
-    assert config["method"]["order"] == "top-down"
+    assert config["method"]["states"]["sweeps"]["order"] == "top-down"
     assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
     assert config["data"]["rows"]["test"] == 30
@@ -420,7 +420,7 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
         (("iris", "--set", "states.most=0"), "most must be an integer above 0, got 0"),
-        (("iris", "--method", "sgd", "--mu", 3), "'mu'.*SGD.*learning_rate"),
+        (("iris", "--method", "sgd", "--mu", 3), "SGD has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
         (("iris", "--batch-size", 0), "batch_size must be an integer above 0, got 0"),

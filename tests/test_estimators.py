@@ -102,7 +102,7 @@ def test_a_stream_of_chunks_is_learned(digits):
     assert model.n_iter_ == 300
     assert model.t_ == 30 * len(X_train)
     rates = {group["lr"] for group in model.result_.state.optimizer.param_groups}
-    assert rates == {lpom.LPOM().learning_rate}
+    assert rates == {lpom.LPOM().weights.learning_rate}
 
 
 def test_balanced_weights_find_the_rare_class():
@@ -404,7 +404,7 @@ def test_method_parameters_can_be_set_on_a_name():
     assert model.set_params(method="lpom", method__states__most=2).method.states.most == 2
     assert model.method.mu == lpom.LPOM().mu
     untouched = MLPClassifier()
-    with pytest.raises(ValueError, match="Invalid parameter 'nu'"):
+    with pytest.raises(ValueError, match="LPOM has no setting 'nu'"):
         untouched.set_params(method__nu=1)
     assert untouched.method == "lpom"
 
@@ -550,7 +550,7 @@ def test_a_chunk_that_diverges_leaves_weights_optimiser_and_batch_order(blobs, m
 
     def spoiled(self, problem, batch, state):
         outputs = step(self, problem, batch, state)
-        problem.network.parameters[0].data.fill_(torch.nan)
+        problem.graph.parameters[0].data.fill_(torch.nan)
         return outputs
 
     with monkeypatch.context() as patch, pytest.raises(lpom.DivergenceError):
@@ -585,8 +585,8 @@ def test_partial_fit_on_the_same_data_is_one_run(blobs, method):
     """Variables that belong to the samples go on too, as they do within one call of fit."""
     X, y = blobs
     chosen = lpom.methods.get(method)
-    if "schedule" in chosen.get_params():
-        chosen.set_params(schedule="constant")
+    schedules = [name for name in chosen.get_params() if name.endswith("schedule")]
+    chosen = chosen.with_params(**dict.fromkeys(schedules, "constant"))
     settings = dict(method=chosen, batch_size=len(X), n_iter_no_change=99)
     whole = small(max_iter=4, **settings).fit(X, y)
     pieces = small(**settings)

@@ -68,7 +68,12 @@ def convolutions(draw: st.DrawFn, acts: Sequence[Activation]) -> Made:
     if stride == padding == 1:
         pool = draw(st.sampled_from([nn.AvgPool2d, nn.MaxPool2d]))(3, 3, 1)
     skip, drop = draw(st.booleans()), draw(st.sampled_from([0.0, 0.4]))
-    return Convolutions(conv, pool, skip, drop, pick(draw, acts, 3)), (draw(st.integers(2, 3)), 2, 4, 4)
+    return Convolutions(conv, pool, skip, drop, pick(draw, acts, 3)), (
+        draw(st.integers(2, 3)),
+        2,
+        4,
+        4,
+    )
 
 
 class Recurrent(nn.Module):

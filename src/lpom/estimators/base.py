@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -25,7 +26,6 @@ from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
 from lpom.estimators.penalty import L2Penalty
 from lpom.estimators.splits import split_rows
-from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp

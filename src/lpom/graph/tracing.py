@@ -52,9 +52,7 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     return _Builder(model, *traced(model, example)).build(model)
 
 
-def traced(
-    model: nn.Module, example: Tensor | None = None
-) -> tuple[fx.Graph, dict[fx.Node, str]]:
+def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, dict[fx.Node, str]]:
     """All that the module does, before it is cut into states, and the line where each thing stands.
 
     What does not reach the output is left out.
