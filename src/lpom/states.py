@@ -136,7 +136,7 @@ class States:
         rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
         if not self._owned(node):
             return response(Z, pull)
-        for z, g in zip(Z.split(rows), pull.split(rows), strict=True):
+        for z, g in zip(torch.split(Z, rows), torch.split(pull, rows), strict=True):
             response(z, g, out=z)
         return Z
 
@@ -272,7 +272,7 @@ class States:
         above = self.graph.consumers[node.index]
         if self.once and any(reader.edge.linear is None for reader in above):
             with torch.enable_grad():
-                X = _Start.apply(self._token, X)
+                X = _Start.apply(self._token, X)  # type: ignore[no-untyped-call]
             self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
         elif not self.once:
             self._ends[node.index] = X.requires_grad_()
@@ -309,8 +309,8 @@ class States:
             X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
         if isinstance(share, Tensor):
             R, share = R * share, 1.0
-        for parameter in (linear.weight, linear.bias):
-            if parameter is None or not parameter.requires_grad:
+        for parameter in linear.parameters():
+            if not parameter.requires_grad:
                 continue
             fresh = parameter not in self._graded
             out = parameter.grad if fresh else None  # new memory costs the time to get its pages

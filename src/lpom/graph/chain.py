@@ -54,7 +54,7 @@ class Chain:
 
 def chain(graph: Graph) -> Chain:
     """The layers of a graph that is a chain; for others an error that names what is not."""
-    layers = []
+    layers: list[Layer] = []
     for node in graph:
         linear = _linear(node)
         if linear is None or node.sources != (node.index - 1,) or not node.activation.elementwise:

@@ -218,9 +218,8 @@ class _Tracer(fx.Tracer):
         if node.op == "placeholder":
             rows = torch.cat([self.example] * 3) if len(self.example) < 3 else self.example
             return rows[: 2 + k]
-        args, kwargs = (
-            fx.node.map_arg(a, lambda n: self._known[n][k]) for a in (node.args, node.kwargs)
-        )
+        args: Any = fx.node.map_arg(node.args, lambda n: self._known[n][k])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: self._known[n][k])
         if node.op == "get_attr":
             with _untraced():
                 return operator.attrgetter(str(node.target))(self.root)
@@ -284,11 +283,11 @@ class _Shaped(fx.Proxy):
     def __iter__(self) -> Iterator[Any]:
         sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
         if sizes is not None and sizes[0][0] == sizes[0][1]:
-            return iter([self[i] for i in range(sizes[0][0])])
+            return iter([operator.getitem(self, i) for i in range(sizes[0][0])])  # type: ignore[call-overload]
         parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
         if parts is not None:
-            return iter([self[i] for i in range(parts)])
-        return super().__iter__()  # type: ignore[no-any-return]
+            return iter([operator.getitem(self, i) for i in range(parts)])  # type: ignore[call-overload]
+        return super().__iter__()
 
 
 @contextlib.contextmanager
@@ -398,14 +397,15 @@ class _Builder:
 
     def _output(self) -> fx.Node:
         (result,) = next(n for n in self.traced.nodes if n.op == "output").args
-        return result  # type: ignore[return-value]
+        output: fx.Node = result
+        return output
 
     def _check_ends(self) -> None:
         inputs = [n for n in self.traced.nodes if n.op == "placeholder"]
         for extra in inputs[1:]:
             if extra.args:  # a default
                 with self.traced.inserting_before(extra):
-                    extra.replace_all_uses_with(extra.args[0])  # type: ignore[arg-type]
+                    extra.replace_all_uses_with(extra.args[0])
                 self.traced.erase_node(extra)
             else:
                 raise UntrainableError(
@@ -497,7 +497,7 @@ class _Builder:
             return x
 
     def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below, on fewer values."""
+        """Max-pooling commutes with every non-decreasing function: put it below it."""
         for pool in list(self.traced.nodes):
             if "max_pool" not in self._name_or_nothing(pool):
                 continue
@@ -650,8 +650,8 @@ class _Builder:
         """The activation module's own name where there is one, unique."""
         names: dict[fx.Node, str] = {}
         for n in states:
-            named = n.args[0] if n.target is lifted_identity and n.name != "output" else n
-            name = str(named.target) if named.op == "call_module" else named.name  # type: ignore[union-attr]
+            named: Any = n.args[0] if n.target is lifted_identity and n.name != "output" else n
+            name = str(named.target) if named.op == "call_module" else str(named.name)
             taken = sum(other == name or other.startswith(f"{name}#") for other in names.values())
             names[n] = name if not taken else f"{name}#{taken + 1}"
         return names
