@@ -283,10 +283,10 @@ class _Shaped(fx.Proxy):
     def __iter__(self) -> Iterator[Any]:
         sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
         if sizes is not None and sizes[0][0] == sizes[0][1]:
-            return iter([operator.getitem(self, i) for i in range(sizes[0][0])])  # type: ignore[call-overload]
+            return iter([operator.getitem(self, i) for i in range(sizes[0][0])])
         parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
         if parts is not None:
-            return iter([operator.getitem(self, i) for i in range(parts)])  # type: ignore[call-overload]
+            return iter([operator.getitem(self, i) for i in range(parts)])
         return super().__iter__()
 
 

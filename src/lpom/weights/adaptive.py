@@ -85,8 +85,8 @@ def make_optimizer(
         )
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         _check_kind(optimizer)
-        kind: Callable[..., torch.optim.Optimizer] = optimizer
-        made = kind(parameters, lr=learning_rate)
+        kind: Any = optimizer
+        made: torch.optim.Optimizer = kind(parameters, lr=learning_rate)
     elif callable(optimizer):
         made = optimizer(parameters)
     else:
