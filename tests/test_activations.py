@@ -1,9 +1,10 @@
-"""Activations: lookup, torch modules, a user's own functions, behaviour in float32."""
+"""Activations: lookup, torch's own, a user's functions and tables, behaviour in float32."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 
 import numpy as np
@@ -16,22 +17,42 @@ from torch import nn
 
 from lpom import activations
 from lpom.activations import (
+    CELU,
     ELU,
+    SELU,
+    Clamp,
     Elementwise,
+    GroupNorm,
+    Hardshrink,
     Hardsigmoid,
     Hardtanh,
     Identity,
+    L2Normalize,
+    LayerNorm,
     LeakyReLU,
+    LogSigmoid,
+    OneHot,
     ReLU,
     ReLU6,
+    RMSNorm,
     Sigmoid,
     Sign,
+    Softmax,
     Softplus,
+    Softshrink,
+    Softsign,
+    Sparsemax,
     Staircase,
     Step,
+    Table,
     Tanh,
+    Threshold,
+    TopK,
+    from_call,
     from_function,
     from_module,
+    from_table,
+    is_activation,
 )
 
 MODULES = [
@@ -45,20 +66,38 @@ MODULES = [
     (Hardtanh(-0.3, 2.0), nn.Hardtanh(-0.3, 2.0)),
     (Hardsigmoid(), nn.Hardsigmoid()),
     (ReLU6(), nn.ReLU6()),
+    (SELU(), nn.SELU()),
+    (CELU(0.7), nn.CELU(0.7)),
+    (LogSigmoid(), nn.LogSigmoid()),
+    (Softsign(), nn.Softsign()),
+    (Softshrink(0.3), nn.Softshrink(0.3)),
+    (Hardshrink(0.3), nn.Hardshrink(0.3)),
+]
+VECTOR_MODULES = [
+    (Softmax(1), nn.Softmax(1)),
+    (RMSNorm((3, 4)), nn.RMSNorm((3, 4), elementwise_affine=False)),
+    (RMSNorm((4,), 0.1), nn.RMSNorm(4, 0.1, elementwise_affine=False)),
+    (LayerNorm((4,), 1e-3), nn.LayerNorm(4, 1e-3, elementwise_affine=False)),
+    (LayerNorm((3, 4)), nn.LayerNorm((3, 4), elementwise_affine=False)),
 ]
 CASES = [
-    *map(activations.get, activations.names()),
+    *(example for example in activations.examples() if example.elementwise),
     *(activation for activation, _ in MODULES),
     Step(0.5),
     Sign(0.1),
     Staircase(3, 0.1, 0.07),
+    Hardshrink(0.5, 0.2),
+    Threshold(2.0, -1.0, 0.5),
+    Clamp(None, 0.5),
 ]
+VECTOR = [example for example in activations.examples() if not example.elementwise]
 every = pytest.mark.parametrize("activation", CASES, ids=repr)
 
 
-@every
+@pytest.mark.parametrize("activation", [*CASES, *VECTOR], ids=repr)
 def test_params_round_trip(activation):
-    again = activations.get(activation.name, **activation.params())
+    saved = json.loads(json.dumps(activation.params(), allow_nan=False))
+    again = activations.get(activation.name, **saved)
     assert again == activation and hash(again) == hash(activation)
     assert activations.get(activation) is activation
 
@@ -96,6 +135,21 @@ def test_get_helps_with_a_wrong_name():
         ("staircase", {"levels": 2.5}),
         ("staircase", {"step": 0.0}),
         ("staircase", {"step": 1.0, "width": 1.1}),
+        ("celu", {"alpha": 0.0}),
+        ("clamp", {"min": 1.0, "max": 1.0}),
+        ("clamp", {"min": math.nan}),
+        ("softshrink", {"lambd": -0.5}),
+        ("hardshrink", {"lambd": 0.5, "width": 1.1}),
+        ("threshold", {"threshold": 0.0, "value": 0.0}),
+        ("threshold", {"threshold": 1.0, "value": 0.0, "width": 2.1}),
+        ("top_k", {"k": 0}),
+        ("one_hot", {"width": -1.0}),
+        ("l2_normalize", {"eps": 0.0}),
+        ("rms_norm", {"shape": (4,), "eps": 0.0}),
+        ("layer_norm", {"shape": ()}),
+        ("layer_norm", {"shape": (4,), "eps": -1.0}),
+        ("group_norm", {"groups": 0}),
+        ("group_norm", {"groups": 2, "eps": 0.0}),
     ],
 )
 def test_bad_parameters_are_refused(name, params):
@@ -113,7 +167,48 @@ def test_phi_is_the_torch_module_bit_for_bit(activation, module, dtype):
     assert from_module(activation.to_module()) == activation
 
 
-@pytest.mark.parametrize("activation", [Step(), Sign(), Staircase(3, 0.5), Step(0.5)], ids=repr)
+@pytest.mark.parametrize(("activation", "module"), VECTOR_MODULES, ids=lambda a: repr(a))
+def test_functions_of_slices_are_the_torch_modules(activation, module):
+    z = 3 * torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(activation.phi(z), module(z))
+    assert repr(activation.to_module()) == repr(module)
+    assert from_module(module) == activation and is_activation(module)
+
+
+def test_group_norm_and_normalize_are_torch_s():
+    z = torch.randn(5, 6, 3, 2, generator=torch.Generator().manual_seed(0))
+    made = from_module(nn.GroupNorm(3, 6, 0.1, affine=False))
+    assert made == GroupNorm(3, 0.1)
+    assert torch.equal(made.phi(z), F.group_norm(z, 3, eps=0.1))
+    assert made.gap(z, z).shape == (5, 3, 1, 1)
+    assert torch.equal(L2Normalize(1).phi(z), F.normalize(z))
+    assert from_module(nn.Softmax2d()).phi(z).equal(nn.Softmax2d()(z))
+
+
+def test_what_has_weights_is_no_activation():
+    for module in (nn.LayerNorm(4), nn.RMSNorm(4), nn.GroupNorm(2, 4)):
+        assert not is_activation(module)
+        with pytest.raises(ValueError, match=r"_norm with weight or bias .* belong to the edge"):
+            from_module(module)
+    assert not is_activation(nn.PReLU()) and not is_activation(nn.Linear(2, 2))
+    assert is_activation(nn.ReLU()) and is_activation(Elementwise(Step()))
+    assert is_activation(nn.GELU())  # known, to be refused
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        *(Step(), Sign(), Staircase(3, 0.5), Step(0.5)),
+        *(Sparsemax(), TopK(2), OneHot(width=0.3), GroupNorm(2), L2Normalize()),
+        *(
+            Clamp(None, 0.3),
+            Threshold(1.0, 0.0),
+            Hardshrink(0.5, 0.5),
+            Table((-1, 0, 1), (0, 0.2, 1)),
+        ),
+    ],
+    ids=repr,
+)
 def test_elementwise_is_the_module_of_what_torch_lacks(activation):
     module = activation.to_module()
     assert isinstance(module, Elementwise)
@@ -131,6 +226,109 @@ def test_modules_that_are_not_monotone_are_refused(module):
         from_module(module)
     with pytest.raises(ValueError, match="not monotone"):
         activations.get(type(module).__name__.lower())
+
+
+CALLS = [
+    ("relu", (), {"inplace": True}, ReLU()),
+    ("relu_", (), {}, ReLU()),
+    ("tanh", (), {}, Tanh()),
+    ("sigmoid_", (), {}, Sigmoid()),
+    ("leaky_relu", (0.2, True), {}, LeakyReLU(0.2)),
+    ("leaky_relu_", (), {"negative_slope": 0.0}, ReLU()),
+    ("elu", (2.0, False), {}, ELU(2.0)),
+    ("elu", (2.0, 1.0, 0.5), {}, CELU(2.0)),
+    ("elu", (SELU.alpha, SELU.scale), {}, SELU()),
+    ("selu", (), {}, SELU()),
+    ("celu_", (0.5,), {}, CELU(0.5)),
+    ("softplus", (2.0, 20.0), {}, Softplus(2.0)),
+    ("hardtanh", (-2, 3), {}, Hardtanh(-2, 3)),
+    ("hardsigmoid", (False,), {}, Hardsigmoid()),
+    ("relu6", (), {}, ReLU6()),
+    ("softsign", (), {}, Softsign()),
+    ("logsigmoid", (), {}, LogSigmoid()),
+    ("log_sigmoid", (), {}, LogSigmoid()),
+    ("softshrink", (0.1,), {}, Softshrink(0.1)),
+    ("softshrink", (0,), {}, Identity()),
+    ("hardshrink", (), {"lambd": 0.1}, Hardshrink(0.1)),
+    ("hardshrink", (0,), {}, Identity()),
+    ("softmax", (-1,), {}, Softmax(-1)),
+    ("softmax", (1, 3, torch.float32), {}, Softmax(1)),
+    ("softmax", (), {"dim": 2, "dtype": None}, Softmax(2)),
+    ("_softmax", (1, False), {}, Softmax(1)),
+    ("normalize", (), {"dim": -1}, L2Normalize(-1)),
+    ("normalize", (2.0, 1, 0.5), {}, L2Normalize(1, 0.5)),
+    ("clamp", (0.5, 1), {}, Hardtanh(0.5, 1)),
+    ("clip", (), {"max": 6, "min": 0}, Hardtanh(0, 6)),
+    ("clamp", (0,), {}, ReLU()),
+    ("clamp_", (-1.0,), {}, Clamp(-1.0, None)),
+    ("clamp_min", (0,), {}, ReLU()),
+    ("clamp_max", (2,), {}, Clamp(None, 2.0)),
+    ("clamp", (torch.zeros(3),), {}, None),
+    ("threshold", (0.0, 0.0), {}, ReLU()),
+    ("threshold_", (1.0, 1.0), {}, Clamp(1.0)),
+    ("threshold", (0.5, 0), {}, Threshold(0.5, 0)),
+    ("rms_norm", ([4],), {"eps": 0.1}, RMSNorm((4,), 0.1)),
+    ("layer_norm", ((4,), None, None, 0.1), {}, LayerNorm((4,), 0.1)),
+    ("layer_norm", ([4], None, None, 1e-5, False), {}, LayerNorm((4,))),
+    ("group_norm", (2, None, None, 0.1, True), {}, GroupNorm(2, 0.1)),
+    ("prelu", (0.1,), {}, None),
+    ("linear", (), {}, None),
+    ("exp", (), {}, None),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "expected"), CALLS)
+def test_calls_of_torch_are_recognised(name, args, kwargs, expected):
+    assert from_call(name, args, kwargs) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [(name, args) for name, args, _, expected in CALLS if expected == CELU(2.0)]
+)
+def test_the_operator_below_celu_is_celu(name, args):
+    z = torch.linspace(-5, 5, 101, dtype=torch.float64)
+    torch.testing.assert_close(torch.ops.aten.elu(z, *args), from_call(name, args).phi(z))
+
+
+@pytest.mark.parametrize("name", activations.NOT_MONOTONE)
+def test_calls_that_are_no_gradient_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name} is not monotone: .* must be convex"):
+        from_call(name)
+    with pytest.raises(ValueError, match=f"{name} is not monotone"):
+        activations.get(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("log_softmax", (-1,), "train on logits with cross-entropy"),
+        ("softmax", (), r"softmax needs its dimension.*dim=-1"),
+        ("softplus", (1.0, 5.0), "threshold=5"),
+        ("threshold", (0.0, 1.0), "threshold is not monotone: it falls from 1 to 0"),
+        ("normalize", (1.0,), "with p=1 its derivative is not symmetric.*p=2"),
+        ("layer_norm", ((4,), torch.ones(4)), "belong to the edge"),
+        ("elu", (1.0, 2.0, 3.0), "none of ELU, CELU and SELU"),
+        ("relu", (1, 2, 3), "not those of torch.nn.functional"),
+    ],
+)
+def test_calls_that_cannot_be_trained_say_why(name, args, message):
+    with pytest.raises(ValueError, match=message):
+        from_call(name, args)
+
+
+def test_a_slice_of_softmin_or_log_softmax_is_refused_as_a_module():
+    for module in (nn.Softmin(dim=1), nn.LogSoftmax(dim=1)):
+        with pytest.raises(ValueError, match=rf"nn.{type(module).__name__} is not monotone"):
+            from_module(module)
+    assert from_module(nn.Threshold(1.0, 0.5)) == Threshold(1.0, 0.5)
+
+
+def test_names_are_what_can_be_made_without_arguments():
+    for name in activations.names():
+        assert activations.get(name).elementwise
+    assert not set(activations.names()) & set(activations.vector_names())
+    named = {example.name for example in activations.examples()}
+    assert named == {*activations.names(), *activations.vector_names(), "table", "threshold"}
 
 
 def test_unknown_modules_are_refused():
@@ -163,6 +361,23 @@ def test_finite_input_never_gives_nan_and_nan_is_not_hidden(activation, dtype):
     assert not activation.gap(x, z).isnan().any()
     nan = torch.full((1,), math.nan, dtype=dtype)
     assert activation.gap(activation.phi(torch.zeros_like(nan)), nan).isnan().all()
+
+
+@pytest.mark.parametrize("activation", VECTOR, ids=repr)
+def test_one_value_per_slice(activation):
+    z = torch.linspace(-3, 3, 96).reshape(3, 4, 8).sin()
+    x = activation.phi(z)
+    assert x.shape == z.shape and x.dtype == z.dtype
+    slices = (3, 2, 1) if isinstance(activation, GroupNorm) else (3, 4, 1)
+    for made in (activation.primitive(z), activation.conjugate(x), activation.gap(x, z)):
+        assert made.shape == slices and made.dtype == z.dtype
+
+
+def test_slices_of_several_dimensions_and_along_others():
+    z = torch.randn(3, 4, 8, generator=torch.Generator().manual_seed(0))
+    assert LayerNorm((4, 8)).gap(z, z).shape == (3, 1, 1)
+    assert Softmax(1).primitive(z).shape == (3, 1, 8)
+    assert TopK(2, 1).gap(TopK(2, 1).phi(z), z).shape == (3, 1, 8)
 
 
 @every
@@ -287,8 +502,75 @@ def test_from_function_refuses(phi, lipschitz, message):
         from_function(phi, lipschitz=lipschitz, name="mine")
 
 
+def test_a_function_of_slices_is_checked():
+    def turned(z):  # monotone, but its Jacobian is not symmetric
+        half = z.shape[-1] // 2
+        return z + torch.cat([z[..., half:], -z[..., :half]], -1)
+
+    def whole(z):
+        return z - z.mean()
+
+    def refuse(phi, message, lipschitz=2.0, dim=-1):
+        with pytest.raises(ValueError, match=message):
+            from_function(phi, lipschitz=lipschitz, name="mine", dim=dim)
+
+    refuse(turned, r"gradient of no function.*not symmetric")
+    refuse(lambda z: torch.log_softmax(z, -1), r"gradient of no function", lipschitz=4.0)
+    refuse(lambda z: torch.softmax(-z, -1), r"not monotone: along a random line")
+    refuse(lambda z: torch.softmax(z, -1), r"steeper than lipschitz=0\.2 .* slope is 0\.", 0.2)
+    refuse(whole, r"every slice along dim=-1 by itself")
+    refuse(lambda z: torch.softmax(z, 1), r"every slice along dim=-1 by itself")
+    refuse(lambda z: z.sum(-1), "same shape")
+    refuse(lambda z: z.float(), "keep the dtype")
+    refuse(lambda z: z / 0 * 0, "finite everywhere")
+    refuse(lambda z: torch.softmax(z, -1), "finite and above 0", math.inf)
+
+    for phi, constant in [
+        (Sparsemax().phi, 1.0),
+        (LayerNorm((12,), 0.01).phi, 10.0),
+        (TopK(3, width=0.5).phi, 2.0),
+    ]:
+        made = from_function(phi, lipschitz=constant, dim=-1)
+        assert (made.lipschitz, made.elementwise, made.dim) == (constant, False, -1)
+    third = from_function(lambda z: torch.softmax(z, 3), lipschitz=0.5, dim=3, name="third")
+    with pytest.raises(TypeError, match="'third'.*cannot be saved by name"):
+        third.params()
+
+
+def test_a_table_is_interpolated_and_constant_beyond():
+    z, values = np.array([-1.0, 0.0, 0.5, 2.0]), np.array([-2.0, -2.0, 1.0, 1.5])
+    made = from_table(torch.tensor(z), values)
+    at = torch.linspace(-4, 5, 901, dtype=torch.float64)
+    np.testing.assert_allclose(made.phi(at).numpy(), np.interp(at.numpy(), z, values), atol=1e-14)
+    assert (made.lower, made.upper, made.lipschitz) == (-2, 1.5, 6)
+    assert made == Table((-1, 0, 0.5, 2), (-2, -2, 1, 1.5)) and made.kinks == (-1, 0, 0.5, 2)
+    assert made.params() == {"z": [-1, 0, 0.5, 2], "values": [-2, -2, 1, 1.5]}
+    for end in (-3.0, 0.2, 1.0, 4.0):
+        area = quad(np.interp, -1.0, end, args=(z, values), points=[0.0, 0.5, 2.0])[0]
+        assert float(made.primitive(torch.tensor(end, dtype=torch.float64))) == pytest.approx(
+            area, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize(
+    ("z", "values", "message"),
+    [
+        ([0, 1], [1, 0], r"must not decrease, got 1 at z = 0 and 0 at z = 1.*isotonic"),
+        ([0, 0, 1], [0, 1, 2], r"z of a table must increase, got 0 and then 0"),
+        ([0], [1], "at least 2"),
+        ([0, 1], [1, 2, 3], "as many values as z"),
+        ([0, math.inf], [0, 1], "finite"),
+        ([0, 1], [2, 2], "must differ"),
+    ],
+)
+def test_bad_tables_are_refused(z, values, message):
+    with pytest.raises(ValueError, match=message):
+        from_table(z, values)
+
+
 def test_custom_works_as_a_module_and_in_float32():
     made = from_function(F.softsign, lipschitz=1.0, name="softsign")
+    assert made != Softsign()
     assert "softsign" in repr(made.to_module()) and from_module(made.to_module()) == made
     assert made == from_function(F.softsign, lipschitz=1.0, name="softsign")
     assert made != from_function(F.softsign, lipschitz=2.0, name="softsign")

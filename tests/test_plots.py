@@ -9,7 +9,7 @@ import pytest
 from matplotlib import pyplot
 
 from lpom import plots
-from lpom.history import Epoch, History
+from lpom.training.history import Epoch, History
 
 
 def history(n, metric="accuracy", gaps=(0.1, 0.02), validated=True):

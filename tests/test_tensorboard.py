@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import lpom
 from lpom import datasets
 from lpom.cli import app
-from lpom.history import Epoch, History
 from lpom.tensorboard import TensorBoard, scalars
+from lpom.training.history import Epoch, History
 
 
 def events(folder):

@@ -1,51 +1,49 @@
-"""Train feed-forward networks without back-propagation, by Lifted Proximal Operator Machines."""
+"""Train neural networks without back-propagation, by Lifted Proximal Operator Machines."""
 
-from __future__ import annotations
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from typing import TYPE_CHECKING
-
-from lpom import activations, datasets, losses, methods, saving
-from lpom.diagnostics import Diagnosis, diagnose
-from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
-from lpom.history import Epoch, History
-from lpom.loop import EarlyStopping, Result
+from lpom import activations, losses, methods
+from lpom.diagnostics import Diagnosis, diagnose, objective
+from lpom.exceptions import (
+    CheckpointError,
+    ConvergenceWarning,
+    DivergenceError,
+    LPOMError,
+    UntrainableError,
+)
 from lpom.methods import LPOM
-from lpom.network import mlp
-from lpom.objective import objective
-from lpom.training import evaluate, fit
+from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
+from lpom.networks.mlp import mlp
+from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 if TYPE_CHECKING:
-    from os import PathLike
-
-    from lpom.predictor import Predictor
+    from lpom import datasets, networks, saving
+    from lpom.estimators import MLPClassifier, MLPRegressor
+    from lpom.runs import load
 
 __version__ = "0.1.0"
 
-
-def load(run: str | PathLike[str]) -> Predictor:
-    """What ``lpom train`` left in a folder (or a model file): predicts data frames.
-
-    ``predict``, ``predict_proba`` and ``score`` take the columns of the training table;
-    ``estimator`` is the :class:`MLPClassifier` or :class:`MLPRegressor` in it.
-    """
-    from lpom.runs import read_predictor
-
-    return read_predictor(run)
-
-
 __all__ = [
     "LPOM",
+    "Adaptive",
+    "Checkpoint",
+    "CheckpointError",
+    "Continuation",
     "ConvergenceWarning",
     "Diagnosis",
     "DivergenceError",
     "EarlyStopping",
     "Epoch",
+    "Exact",
     "History",
     "LPOMError",
     "MLPClassifier",
     "MLPRegressor",
     "Result",
+    "Straight",
+    "Sweeps",
+    "UntrainableError",
     "activations",
     "datasets",
     "diagnose",
@@ -55,6 +53,27 @@ __all__ = [
     "losses",
     "methods",
     "mlp",
+    "networks",
     "objective",
     "saving",
 ]
+
+#: Loaded when asked for: they need more than torch.
+_LATER = {
+    "MLPClassifier": "lpom.estimators",
+    "MLPRegressor": "lpom.estimators",
+    "load": "lpom.runs",
+}
+_ROOMS = ("datasets", "networks", "saving")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(import_module(_LATER[name]), name)
+    if name in _ROOMS:
+        return import_module(f"lpom.{name}")
+    raise AttributeError(f"module 'lpom' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

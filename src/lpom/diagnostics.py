@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.data import Arrays
 from lpom.losses import Loss
-from lpom.methods import LPOM, Problem
-from lpom.network import Lifted
-from lpom.objective import evaluate, kkt_residuals, per_layer, rho, spectral_rates
-from lpom.tasks import Task
+from lpom import methods
+from lpom.methods import LPOM, Batch, Problem
+from lpom.objective import (
+    Mu,
+    Objective,
+    evaluate,
+    kkt_residuals,
+    per_node,
+    rho,
+    spectral_rates,
+)
+from lpom.training.signature import Signature
+from lpom.training.sources import Arrays
+from lpom.training.tasks import Task
+from lpom.training.trainer import evaluating
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,8 @@ class LayerDiagnosis:
 
     Attributes
     ----------
-    norm : spectral norm of the map
+    name : of the node
+    norm : spectral norm of its edge
     rho : Theorem 2's rate for the hidden state ``X[i + 1]``; Theorem 3's tau for the output
     rate : the sharper rate with spectral norms; below 1 the plain iteration converges
     gap : mean gap per sample after the sweeps
@@ -34,6 +45,7 @@ class LayerDiagnosis:
     saturated : share of values within 1 % of a finite end of the activation's range
     """
 
+    name: str
     norm: float
     rho: float
     rate: float
@@ -69,7 +81,7 @@ class Diagnosis:
         ]
         sentences += [
             f"the state above layer {i + 1} may not contract (rate {layer.rate:.2f}): with more "
-            "than one sweep use step_rule='safe'."
+            "than one sweep use Sweeps(rule='safe')."
             for i, layer in enumerate(self.layers)
             if layer.rate >= 1
         ]
@@ -81,6 +93,9 @@ class Diagnosis:
         return sentences
 
     def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table(title=f"F = {self.objective:.6g} per sample, loss = {self.loss:.6g}")
         heads = "layer", "norm", "rho / tau", "rate", "gap", "KKT state", "KKT weight"
         for head in (*heads, "dead", "saturated"):
@@ -103,50 +118,104 @@ def diagnose(
     X: Any,
     y: Any,
     *,
-    method: LPOM | None = None,
+    method: str | LPOM = "lpom",
     loss: str | Loss = "auto",
     sample_weight: Any = None,
 ) -> Diagnosis:
     """Measure a network on data: norms, rates, gaps, optimality, dead and saturated units.
 
-    States are those that ``method`` (by default ``LPOM()``) leaves after its sweeps over all of X
-    at once; the weights are not touched.
+    States are those that ``method`` leaves after its sweeps over all of X at once; the weights are
+    not touched.
     """
-    method = method or LPOM()
-    network = Lifted.from_module(model)
-    task = Task.infer(y, network.n_outputs, loss, network[-1].activation)
-    rows = Arrays(X, y, task, network, weight=sample_weight)
-    (batch,) = rows.epoch()
-    mu = per_layer(method.mu, len(network), method.mu_output)
-    states = method.settle(Problem(network, task.loss), batch)
-    _, forward = network.feed_forward(batch.inputs)
-    network = method.as_trained(network, progress=1.0)
+    chosen = methods.get(method)
+    if not isinstance(chosen, LPOM):
+        raise ValueError(
+            f"diagnose looks at the objective of LPOM, not at that of {chosen.name!r}; leave "
+            "method out, or give an LPOM with other settings."
+        )
+    with evaluating(model):
+        takes, task, batch = _read(model, X, y, loss, sample_weight)
+        problem = Problem(takes.graph, task.loss, model)
+        state = chosen.init(problem)
+        state.progress = 1.0
+        states, graph = chosen.settle(problem, batch, state)
+        X_all, mu = [x.detach() for x in states.X], state.mu
+        _, forward = takes.graph.feed_forward(batch.inputs)
 
-    value = evaluate(network, task.loss, states, batch.target, mu, batch.weight)
-    norms, rates = spectral_rates(network, task.loss, mu, iterations=50)
-    of_states, of_weights = kkt_residuals(network, task.loss, states, batch.target, mu)
-    tau = rates[-1]
-    size = float(batch.total_weight)
-    constant = [bool(c) for c in _constant(forward[-1])]
+        value = evaluate(graph, task.loss, X_all, batch.target, mu, batch.weight)
+        norms, rates = spectral_rates(graph, task.loss, mu, X_all, iterations=50)
+        of_states, of_weights = kkt_residuals(graph, task.loss, X_all, batch.target, mu)
+        residual = dict(zip(graph.parameters, of_weights, strict=True))
+        bounds = rho(graph, mu, X_all)
+    size, output = float(batch.total_weight), graph.output
+    tau = rates[output - 1]
+    bounds.insert(output - 1, tau)
     layers = [
         LayerDiagnosis(
-            norm=norms[i],
-            rho=bound,
-            rate=rates[i],
-            gap=value.gaps[i] / size,
-            state_residual=of_states[i],
-            weight_residual=of_weights[i],
-            dead=float(_constant(forward[i + 1]).double().mean()),
-            saturated=_saturated(layer.activation, forward[i + 1]),
+            name=node.name,
+            norm=norms[node.index - 1],
+            rho=bounds[node.index - 1],
+            rate=rates[node.index - 1],
+            gap=value.gaps[node.index - 1] / size,
+            state_residual=of_states[node.index - 1],
+            weight_residual=_together([residual[p] for p in node.edge.parameters]),
+            dead=float(_constant(forward[node.index]).double().mean()),
+            saturated=_saturated(node.activation, forward[node.index]),
         )
-        for i, (layer, bound) in enumerate(zip(network, [*rho(network, mu), tau], strict=True))
+        for node in graph
     ]
+    constant = _constant(forward[output]).tolist()
     dead = tuple(k for k, c in enumerate(constant) if c) if task.kind != "numbers" else ()
     return Diagnosis(tuple(layers), value.total / size, value.loss / size, tau, dead)
 
 
+def objective(
+    model: nn.Module,
+    X: Any,
+    y: Any,
+    *,
+    states: Sequence[Tensor] | None = None,
+    loss: str | Loss = "auto",
+    mu: Mu = 20.0,
+) -> Objective:
+    """F of a model on data, in total and per node.
+
+    ``states`` are the activations of every node in the order of the graph; without them the
+    feed-forward ones are taken, and F is the loss.
+    """
+    with evaluating(model):
+        takes, task, batch = _read(model, X, y, loss)
+        _, X_all = takes.graph.feed_forward(batch.inputs)
+        if states is not None:
+            expected = [tuple(x.shape) for x in X_all[1:]]
+            given = [tuple(x.shape) for x in states]
+            if given != expected:
+                raise ValueError(
+                    "states needs one tensor per layer, the output's last, of shapes "
+                    f"{expected}; got {given}."
+                )
+            X_all = [batch.inputs, *(x.to(batch.inputs) for x in states)]
+        by_node = per_node(mu, takes.graph)
+        return evaluate(takes.graph, task.loss, X_all, batch.target, by_node)
+
+
+def _read(
+    model: nn.Module, X: Any, y: Any, loss: str | Loss, weight: Any = None
+) -> tuple[Signature, Task, Batch]:
+    """A model, what is asked of it, and all rows as one batch."""
+    takes = Signature.of(model, X)
+    task = Task.infer(y, takes.n_outputs, loss, takes.output_activation)
+    (batch,) = Arrays(X, y, task, takes, weight=weight).epoch()
+    return takes, task, batch
+
+
+def _together(values: list[float]) -> float:
+    return math.sqrt(sum(value**2 for value in values) / len(values)) if values else 0.0
+
+
 def _constant(states: Tensor) -> Tensor:
     """Units with one and the same value in every row, if there is more than one row."""
+    states = states.reshape(len(states), -1)
     if len(states) < 2:
         return torch.zeros(states.shape[1], dtype=torch.bool, device=states.device)
     return states.amax(0) == states.amin(0)

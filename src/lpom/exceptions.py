@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # scikit-learn ships no types
-    _SklearnConvergenceWarning = UserWarning
-else:
-    from sklearn.exceptions import ConvergenceWarning as _SklearnConvergenceWarning
-
 
 class LPOMError(Exception):
     """Base of every error that is the library's own."""
@@ -24,12 +19,28 @@ class DataError(LPOMError, ValueError):
     """Data, labels or targets do not fit what the network or the loss expects."""
 
 
+class UntrainableError(LPOMError, ValueError):
+    """A model holds something that the method can't train."""
+
+
 class ModelFileError(LPOMError, ValueError):
     """A model file or checkpoint cannot be read, or does not fit the model."""
 
 
-class ConvergenceWarning(_SklearnConvergenceWarning):
+class CheckpointError(LPOMError, ValueError):
+    """A checkpoint is damaged, in use, or belongs to another run."""
+
+
+class ConvergenceWarning(UserWarning):
     """Training or an inner iteration stopped before it converged."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn about the line outside of this library that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("lpom."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:

@@ -18,6 +18,12 @@ def check_writable(folder: Path) -> None:
         raise type(error)(error.errno, error.strerror, str(folder)) from None
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove what was left by processes that died in :func:`write_atomically`."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def write_atomically(path: str | Path, content: bytes) -> None:
     """Write beside ``path``, then rename over it: no reader ever sees half a file.
 
@@ -36,8 +42,19 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         if path.exists():
             shutil.copymode(path, temporary)
         temporary.replace(path)
+        _sync(path.parent)
     except OSError as error:
         error.filename, error.filename2 = str(path), None  # and not the temporary one
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder written, where the system can do that."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

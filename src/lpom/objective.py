@@ -1,31 +1,33 @@
 r"""The lifted objective, its optimality conditions, and the rates of Theorems 2 and 3.
 
-.. math:: F(W, X) = \mathrm{loss}(X_L, T) + \sum_i \mu_i \sum D_i(X_{i+1}, Z_i),
-          \qquad Z_i = A_i(X_i)
+.. math:: F(W, X) = \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, Z_v),
+          \qquad Z_v = A_v(X_{sources}; W)
 
-with the gap D of each layer's activation (eq. 18 of the paper, up to a constant). F equals the
+with the gap D of each node's activation (eq. 18 of the paper, up to a constant). F equals the
 plain loss when every state is feed-forward.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from numbers import Real
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lpom.data import Arrays
+from lpom.graph import Edge, Graph, Node, Switches
 from lpom.losses import Loss
-from lpom.network import Lifted
-from lpom.tasks import Task
+
+#: One number, one per node, or numbers by patterns of names, the first that fits: see `per_node`.
+Mu = float | Sequence[float] | Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Values summed over samples: the loss, and each layer's gap before it is weighted by mu."""
+    """Values summed over samples: the loss, and each node's gap before it is weighted by mu."""
 
     loss: float
     gaps: tuple[float, ...]
@@ -33,7 +35,7 @@ class Objective:
 
     @property
     def layers(self) -> tuple[float, ...]:
-        """What each layer adds to the total: ``mu[i] * gaps[i]``."""
+        """What each node adds to the total: ``mu * gap``."""
         return tuple(mu * gap for mu, gap in zip(self.mu, self.gaps, strict=True))
 
     @property
@@ -41,48 +43,63 @@ class Objective:
         return self.loss + sum(self.layers)
 
 
-def per_layer(
-    mu: float | Sequence[float], n_layers: int, output: float | None = None
-) -> list[float]:
-    """One positive penalty weight per layer from one number, a list, or a number and the last's.
+def per_node(mu: Mu, graph: Graph) -> list[float]:
+    """The weight of every node's gap, by its index; the first, of the data, is not read.
 
-    >>> per_layer(20.0, 3, output=5.0)
-    [20.0, 20.0, 5.0]
+    By patterns of names (as a shell's, the first that fits counts): a node has its own name, that
+    of its activation, and the names of the weights below it.
     """
     if isinstance(mu, str):
-        raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
-    if isinstance(mu, float | Real):
-        values = [float(mu)] * n_layers
+        raise TypeError(f"mu must be a number, one per node or a mapping by name, got {mu!r}.")
+    if isinstance(mu, Mapping):
+        values = [_by_name(mu, node) for node in graph]
+    elif isinstance(mu, float | Real):
+        values = [float(mu)] * len(graph)
     else:
         values = [float(value) for value in mu]
-        if len(values) != n_layers:
+        if len(values) != len(graph):
             raise ValueError(
-                f"mu needs one value per weight layer: this network has {n_layers}, "
-                f"got {len(values)}. Give {n_layers} values or a single one."
+                f"mu needs one value per weight layer: this network has {len(graph)}, "
+                f"got {len(values)}. Give {len(graph)} values or a single one."
             )
-    if output is not None:
-        values[-1] = float(output)
     bad = [value for value in values if not 0 < value < float("inf")]
     if bad:
         raise ValueError(f"mu must be positive and finite in every layer, got {bad[0]}.")
-    return values
+    return [1.0, *values]
+
+
+def _by_name(mu: Mapping[str, float], node: Node) -> float:
+    names = [node.name, *node.edge.names]
+    for pattern, value in mu.items():
+        if any(fnmatchcase(name, pattern) for name in names):
+            return float(value)
+    raise ValueError(
+        f"mu has no pattern for the node {node.name!r} ({', '.join(node.edge.names) or 'no'} "
+        f"weights); it has {', '.join(map(repr, mu))}. End with '*' for all others."
+    )
 
 
 @torch.no_grad()
 def evaluate(
-    network: Lifted,
+    graph: Graph,
     loss: Loss,
     X: Sequence[Tensor],
     target: Tensor,
     mu: Sequence[float],
     weight: Tensor | None = None,
+    switches: Switches | None = None,
 ) -> Objective:
-    """F at the states ``X``, one per layer and the inputs; ``weight`` per sample multiplies it."""
+    """F at the states ``X`` by index, the data first; ``weight`` per sample multiplies it."""
     gaps = [
-        total(layer.activation.gap(X[i + 1], layer.map.apply(X[i])), weight)
-        for i, layer in enumerate(network)
+        total(node.activation.gap(X[node.index], value(node, X, switches)), weight)
+        for node in graph
     ]
-    return Objective(total(loss.value(X[-1], target), weight), tuple(gaps), tuple(mu))
+    return Objective(total(loss.value(X[graph.output], target), weight), tuple(gaps), tuple(mu[1:]))
+
+
+def value(node: Node, X: Sequence[Tensor], switches: Switches | None = None) -> Tensor:
+    """What a node's edge gives at these states."""
+    return node.edge([X[s] for s in node.sources], switches)
 
 
 def total(values: Tensor, weight: Tensor | None = None) -> float:
@@ -91,95 +108,170 @@ def total(values: Tensor, weight: Tensor | None = None) -> float:
     return float(per_sample.sum() if weight is None else per_sample @ weight.double())
 
 
-def objective(
-    model: nn.Module,
-    X: Any,
-    y: Any,
-    *,
-    states: Sequence[Tensor] | None = None,
-    loss: str | Loss = "auto",
-    mu: float | Sequence[float] = 20.0,
-) -> Objective:
-    """F of a model on data, in total and per layer.
-
-    ``states`` are the activations of every layer, the output's last; without them the
-    feed-forward ones are taken, and F is the loss.
-    """
-    network = Lifted.from_module(model)
-    task = Task.infer(y, network.n_outputs, loss, network[-1].activation)
-    (batch,) = Arrays(X, y, task, network).epoch()
-    _, X_all = network.feed_forward(batch.inputs)
-    if states is not None:
-        expected = [tuple(x.shape) for x in X_all[1:]]
-        given = [tuple(x.shape) for x in states]
-        if given != expected:
-            raise ValueError(
-                "states needs one tensor per layer, the output's last, of shapes "
-                f"{expected}; got {given}."
-            )
-        X_all = [batch.inputs, *(x.to(batch.inputs) for x in states)]
-    return evaluate(network, task.loss, X_all, batch.target, per_layer(mu, len(network)))
+def adjoint(
+    node: Node,
+    X: Sequence[Tensor],
+    residual: Tensor,
+    wanted: str = "states",
+    switches: Switches | None = None,
+) -> list[Tensor]:
+    r""":math:`A^T R` for the sources of an edge, or for its weights (``wanted="weights"``)."""
+    sources = [X[s].detach().requires_grad_() for s in node.sources]
+    with torch.enable_grad():
+        Z = node.edge(sources, switches)
+    ends = sources if wanted == "states" else list(node.edge.parameters)
+    if not ends:
+        return []
+    found = torch.autograd.grad(Z, ends, residual, allow_unused=True)
+    return [torch.zeros_like(e) if f is None else f for e, f in zip(ends, found, strict=True)]
 
 
 @torch.no_grad()
 def kkt_residuals(
-    network: Lifted, loss: Loss, X: Sequence[Tensor], target: Tensor, mu: Sequence[float]
+    graph: Graph,
+    loss: Loss,
+    X: Sequence[Tensor],
+    target: Tensor,
+    mu: Sequence[float],
+    switches: Switches | None = None,
 ) -> tuple[list[float], list[float]]:
     r"""How far states and weights are from the optimality conditions, root mean square.
 
     States (eqs. 17 and 27), as distance from the fixed point, zero exactly where they hold:
-    :math:`X_i - \phi(Z_{i-1} - r (\phi(Z_i) - X_{i+1}) W_i)`. Weights (eq. 20), per sample:
-    :math:`(\phi(Z_i) - X_{i+1})^T X_i / m`. Returns one number per layer for each: states
-    ``X[1] .. X[L]``, weights ``W[0] .. W[L-1]``.
+    :math:`X_v - \phi_v(Z_v - G_v)`. Weights (eq. 20), per sample: :math:`\sum_u \mu_u A_u^T R_u / m`
+    over the uses of each weight, divided by the largest of their mu. One number per node, and one
+    per weight in the order of ``graph.parameters``.
     """
-    Z = [layer.map.apply(X[i]) for i, layer in enumerate(network)]
-    states, weights = [], []
-    for i, layer in enumerate(network):
-        if i == len(network) - 1:
-            pull = loss.gradient(X[-1], target) / mu[i]
-        else:
-            above = network[i + 1]
-            residual = above.activation.phi(Z[i + 1]) - X[i + 2]
-            pull = mu[i + 1] / mu[i] * above.map.adjoint(residual)
-        states.append(_rms(X[i + 1] - layer.activation.phi(Z[i] - pull)))
-        gradients = layer.map.weight_gradient(layer.activation.phi(Z[i]) - X[i + 1], X[i])
-        weights.append(_rms(torch.cat([g.flatten() for g in gradients]) / len(X[0])))
+    Z = [X[0], *(value(node, X, switches) for node in graph)]
+    R = [X[0], *(node.activation.phi(Z[node.index]) - X[node.index] for node in graph)]
+    G: list[Tensor] = [torch.zeros_like(z) for z in Z]
+    gradients = {p: torch.zeros_like(p) for p in graph.parameters}
+    G[graph.output] = loss.gradient(X[graph.output], target) / mu[graph.output]
+    for node in graph:
+        v = node.index
+        for s, pull in zip(node.sources, adjoint(node, X, R[v], "states", switches), strict=True):
+            if s:
+                G[s] = G[s] + mu[v] / mu[s] * pull
+        found = adjoint(node, X, R[v], "weights", switches)
+        for parameter, gradient in zip(node.edge.parameters, found, strict=True):
+            gradients[parameter] += mu[v] * gradient
+    states = [_rms(X[n.index] - n.activation.phi(Z[n.index] - G[n.index])) for n in graph]
+    weights = []
+    for parameter, gradient in gradients.items():
+        largest = max(mu[node.index] for node in graph.uses[parameter])
+        weights.append(_rms(gradient / largest / len(X[0])))
     return states, weights
+
+
+def edge_norm(
+    edge: Edge,
+    source: int,
+    X: Sequence[Tensor],
+    vector: Tensor | None = None,
+    iterations: int = 20,
+    switches: Switches | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Spectral norm of an edge in one of its sources, and the vector to go on from.
+
+    By power iteration with the other sources where they are, from below; it gets closer as the
+    vector is kept between calls. An edge that treats every sample alike is measured on one.
+    """
+    k = edge.sources.index(source)
+    rows = slice(1) if edge.alone else slice(None)
+    states = [X[s].detach()[rows] for s in edge.sources]
+    if vector is None or vector.shape != states[k].shape:
+        vector = start_vector(states[k])
+    if edge.linear is not None:
+        weight = edge.linear.weight.detach()
+        norm = vector.new_zeros(())
+        for _ in range(iterations):
+            image = vector @ weight.T
+            norm = torch.linalg.vector_norm(image)
+            vector = _unit(image @ weight, vector)
+        return norm, vector
+    leaf = states[k].requires_grad_()
+    with torch.enable_grad():
+        Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
+        probe = torch.zeros_like(Z).requires_grad_()
+        (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True)  # A^T as a function
+    norm = vector.new_zeros(())
+    for _ in range(iterations):
+        (image,) = torch.autograd.grad(back, probe, vector, retain_graph=True)
+        norm = torch.linalg.vector_norm(image)
+        (again,) = torch.autograd.grad(Z, leaf, image, retain_graph=True)
+        vector = _unit(again, vector)
+    return norm, vector
+
+
+def start_vector(like: Tensor) -> Tensor:
+    """A unit vector of this shape, always the same."""
+    generator = torch.Generator().manual_seed(like.shape[-1])
+    vector = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+    unit: Tensor = (vector / torch.linalg.vector_norm(vector)).to(like)
+    return unit
+
+
+def _unit(vector: Tensor, old: Tensor) -> Tensor:
+    """Norm one; a zero map, or a vector in its null space, keeps the vector it has."""
+    size = torch.linalg.vector_norm(vector)
+    return torch.where(size > 0, vector / size, old)
 
 
 @torch.no_grad()
 def spectral_rates(
-    network: Lifted, loss: Loss, mu: Sequence[float], iterations: int = 20
+    graph: Graph, loss: Loss, mu: Sequence[float], X: Sequence[Tensor], iterations: int = 20
 ) -> tuple[list[float], list[float]]:
-    r"""Spectral norms of all maps, and the factor by which each plain state step contracts.
+    r"""The largest norm of each node's edge, and the factor by which its plain step contracts.
 
-    For ``X[i + 1]`` that factor is :math:`r \gamma_i \gamma_{i+1} \|W_{i+1}\|_2^2`, for the
-    output :math:`\tau = \gamma \eta / \mu` (Theorem 3). The spectral norm makes it sharper than
-    Theorem 2's rho, see :func:`rho`; below one the iteration converges.
+    For a state that factor is :math:`\gamma_v \sum_c (\mu_c / \mu_v) \gamma_c \|A_c\|^2` over the
+    nodes that read it, with :math:`\tau = \gamma \eta / \mu` of the loss added at the output
+    (Theorems 2 and 3; the spectral norm makes it sharper than `rho`). Below one it converges.
+    ``X`` are states at which edges that multiply states are measured.
     """
-    norms = []
-    for layer in network:
-        norm, _ = layer.map.norm(layer.map.start_vector(), iterations)
-        norms.append(float(norm))
-    gamma = [layer.activation.lipschitz for layer in network]
-    last = len(network) - 1
-    rates = [mu[i + 1] / mu[i] * gamma[i] * gamma[i + 1] * norms[i + 1] ** 2 for i in range(last)]
-    return norms, [*rates, gamma[last] * loss.lipschitz / mu[last]]
+    norms = {
+        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations)[0])
+        for node in graph
+        for s in node.sources
+    }
+    rates = []
+    for node in graph:
+        v, gamma = node.index, node.activation.lipschitz
+        rate = gamma * loss.lipschitz / mu[v] if v == graph.output else 0.0
+        for above in graph.consumers[v]:
+            slope = gamma * above.activation.lipschitz
+            rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2
+        rates.append(rate)
+    largest = [max(norms[node.index, s] for s in node.sources) for node in graph]
+    return largest, rates
 
 
 @torch.no_grad()
-def rho(network: Lifted, mu: Sequence[float]) -> list[float]:
-    r"""The rate of Theorem 2 for every hidden state:
-    :math:`r \gamma^2 \sqrt{\||W^T||W|\|_1 \||W^T||W|\|_\infty}`.
+def rho(graph: Graph, mu: Sequence[float], X: Sequence[Tensor]) -> list[float]:
+    r"""The rate of Theorem 2 for every state but the output:
+    :math:`\sum_c \frac{\mu_c}{\mu_v} \gamma_v \gamma_c \sqrt{\||A_c^T||A_c|\|_1 \||A_c^T||A_c|\|_\infty}`.
+
+    :math:`|A|` has the absolute values of A's entries; for an edge that is not a plain layer it is
+    not to be had by products with A, and the rate is NaN.
     """
-    return [
-        mu[i + 1]
-        / mu[i]
-        * below.activation.lipschitz
-        * above.activation.lipschitz
-        * float(above.map.absolute_bound())
-        for i, (below, above) in enumerate(zip(network.layers, network.layers[1:], strict=False))
-    ]
+    rates = []
+    for node in graph:
+        if node.index == graph.output:
+            continue
+        rate = 0.0
+        for above in graph.consumers[node.index]:
+            ratio = mu[above.index] / mu[node.index]
+            slope = node.activation.lipschitz * above.activation.lipschitz
+            rate += ratio * slope * _absolute_bound(above.edge)
+        rates.append(rate)
+    return rates
+
+
+def _absolute_bound(edge: Edge) -> float:
+    """|W^T||W| is symmetric: both norms are its largest row sum, found by two products."""
+    if edge.linear is None:
+        return math.nan
+    absolute = edge.linear.weight.detach().abs()
+    return float((absolute.sum(1) @ absolute).max())
 
 
 def _rms(values: Tensor) -> float:

@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from lpom.files import write_atomically
-from lpom.history import History
+from lpom.training.history import History
 
 BLUE, ORANGE = "#0072b2", "#d55e00"  # told apart by every kind of colour vision
 GREY = "#5a5a5a"

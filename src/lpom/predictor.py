@@ -14,11 +14,11 @@ from lpom import saving
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.estimators.saved import describe, restore
 from lpom.exceptions import DataError, ModelFileError
-from lpom.history import History
 from lpom.preparation import Reading
 from lpom.tables import Classes, Features, Target, target_from_json
 from lpom.tables.columns import Array
 from lpom.tables.scores import class_scores, label_scores, number_scores
+from lpom.training.history import History
 
 
 @final

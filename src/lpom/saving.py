@@ -24,7 +24,7 @@ from lpom import activations
 from lpom.activations import Activation, Identity
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
-from lpom.network import Lifted
+from lpom.graph import Chain, chain, trace
 
 FORMAT = "lpom"  # the key of the metadata
 FORMAT_VERSION = 1
@@ -57,14 +57,15 @@ def save(
     ModelFileError
         If a weight is NaN or infinite.
     """
-    network = Lifted.from_module(model)
+    graph = trace(model)
+    network = chain(graph)
     architecture, tensors = _describe(model, network)
     _check_finite(tensors, "the model")
     header = {
         "format_version": FORMAT_VERSION,
         "lpom_version": lpom.__version__,
         "architecture": architecture,
-        "flattens": network.flattens,
+        "flattens": graph[1].edge.flattens,
         "metadata": dict(metadata or {}),
     }
     header["sha256"] = _checksum(tensors, header)
@@ -97,7 +98,7 @@ def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
     return model, header["metadata"]
 
 
-def _describe(model: nn.Module, network: Lifted) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _describe(model: nn.Module, network: Chain) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Each layer in words, and all weights by name."""
     architecture = []
     tensors: dict[str, Tensor] = {}

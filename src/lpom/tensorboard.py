@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import final
 
 from lpom.checks import require
-from lpom.history import Epoch
+from lpom.training.history import Epoch
 
 _PAIRS = ("loss", "score")  # measured on training and, as validation_*, on validation data
 _PER_LAYER = ("gaps", "rates")

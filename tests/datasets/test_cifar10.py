@@ -115,3 +115,13 @@ def test_the_real_cifar_10(real_data: Callable[[str], Path]) -> None:
     assert data.classes[data.y_train[0]] == "frog"
     picture = data.picture(data.x_train[0])
     np.testing.assert_allclose(picture[0, 0] * 255, [59, 62, 63], atol=1e-3)
+
+
+def test_the_real_cifar_10_as_pictures(real_data: Callable[[str], Path]) -> None:
+    pictures = datasets.load("cifar-10", real_data(FOLDER)).pictures()
+    assert pictures.x_train.shape == (50_000, 3, 32, 32)
+    # the deviations that are published with these means
+    np.testing.assert_allclose(pictures.picture_scale, [0.24703, 0.24349, 0.26159], atol=1e-5)
+    np.testing.assert_allclose(
+        pictures.picture(pictures.x_train[0])[0, 0] * 255, [59, 62, 63], atol=1e-3
+    )

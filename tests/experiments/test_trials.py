@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lpom import fit, methods, mlp
-from lpom.exceptions import LPOMError
+from lpom.exceptions import CheckpointError, LPOMError
 from lpom.experiments import trials
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import parts, run
@@ -62,22 +62,23 @@ def test_a_finished_trial_is_not_run_again(tmp_path, blobs, monkeypatch):
     assert len(list(store)) == 1
 
 
-def test_epoch_by_epoch_is_one_run_of_fit(tmp_path, blobs):
-    """The start is ``lpom.mlp`` of the seed; schedules go on over the pieces."""
-    trial = replace(TRIAL, batch_size=90, seed=3)  # one batch: its order does not matter
+def test_a_trial_is_a_run_of_fit(tmp_path, blobs):
+    """The start is ``lpom.mlp`` of the seed, and so are the batches."""
+    trial = replace(TRIAL, seed=3)
     record = run(trial, blobs, Store(tmp_path / "results.jsonl"))
     model = mlp([5, 8, 3], seed=3)
-    fit(model, blobs.x_train, blobs.y_train, method="adam", loss="squared", epochs=4, batch_size=90)
+    options = {"method": "adam", "loss": "squared", "epochs": 4, "batch_size": 20, "seed": 3}
+    fit(model, blobs.x_train, blobs.y_train, **options)
     loss, score = evaluate(model, blobs.x_test, blobs.y_test, loss="squared")
     assert record["score"] == score
-    assert record["loss_value"] == pytest.approx(loss, rel=1e-5)
+    assert record["loss_value"] == loss
 
 
 SETTINGS = [(name, {}) for name in methods.names()]
 SETTINGS += [("lpom", {"order": "top-down", "sweeps": 2}), ("lpom", {"weights": "exact"})]
 
 
-@pytest.mark.parametrize("step", [3, 8, 17])
+@pytest.mark.parametrize("step", [3, 6, 8, 17])
 @pytest.mark.parametrize(("name", "params"), SETTINGS)
 def test_a_cut_trial_goes_on_bit_for_bit(tmp_path, blobs, interrupt, name, params, step):
     trial = replace(TRIAL, method=name, params=params)
@@ -89,12 +90,7 @@ def test_a_cut_trial_goes_on_bit_for_bit(tmp_path, blobs, interrupt, name, param
         run(trial, blobs, store)
     assert not list(store)
     again = run(trial, blobs, store)
-    if method.full_batch:  # a file keeps no column-major layout, so products round otherwise
-        for name in ("objective", "loss", "score"):
-            curves = [[epoch[name] for epoch in record["curve"]] for record in (again, whole)]
-            assert curves[0] == pytest.approx(curves[1], rel=1e-4)
-    else:
-        assert results(again) == results(whole)
+    assert results(again) == results(whole)
     assert not list((tmp_path / "cut" / "unfinished").glob("*"))
 
 
@@ -132,18 +128,16 @@ def test_short_epochs_are_not_kept_one_by_one(tmp_path, blobs, interrupt, monkey
     interrupt(Adam, 13)
     with pytest.raises(KeyboardInterrupt):
         run(TRIAL, blobs, Store(tmp_path / "results.jsonl"))
-    assert not (tmp_path / "unfinished").exists()
+    assert not list((tmp_path / "unfinished").glob("*/*.safetensors"))
 
 
-def test_a_damaged_cut_file_is_started_over(tmp_path, blobs):
-    whole = run(TRIAL, blobs, Store(tmp_path / "whole.jsonl"))
-    cut = tmp_path / "unfinished" / f"{TRIAL.key}.safetensors"
-    cut.parent.mkdir(exist_ok=True)
-    for content in (b"", b"\xff" * 100, b'{"curve": 1}'):
-        cut.write_bytes(content)
-        store = Store(tmp_path / f"{len(content)}.jsonl")
-        assert results(run(TRIAL, blobs, store)) == results(whole)
-        assert not cut.exists()
+def test_a_damaged_checkpoint_is_no_fault_of_the_method(tmp_path, blobs):
+    folder, store = tmp_path / "unfinished" / TRIAL.key, Store(tmp_path / "results.jsonl")
+    folder.mkdir(parents=True)
+    (folder / "00000001-abc.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        run(TRIAL, blobs, store)
+    assert not list(store)
 
 
 def test_a_record_has_every_setting_and_others_are_not_passed_off_as_ours(tmp_path, blobs):
@@ -178,7 +172,8 @@ def test_divergence_is_a_reason_that_names_the_epoch_of_the_trial(tmp_path, blob
 
     monkeypatch.setattr(Adam, "step", step)
     record = run(TRIAL, blobs, Store(tmp_path / "results.jsonl"))
-    assert record["reason"].startswith("weights became NaN or infinite in epoch 3 of 4.")
+    assert record["reason"].startswith("weights became NaN or infinite in epoch 3;")
+    assert record["reason"].endswith("Try a smaller learning_rate.")
     assert not list((tmp_path / "unfinished").glob("*"))
 
 

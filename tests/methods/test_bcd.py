@@ -114,7 +114,7 @@ def test_optimality_conditions_vanish_at_convergence(activation, loss, data):
     model = lpom.mlp([5, 3], output=activation, seed=0, dtype=X.dtype)
     method = BCD(mu_output=0.2, alpha=0.0, ridge=0.0, sweeps=1)
     result = lpom.fit(model, X, y, method=method, loss=loss, epochs=100, progress=False)
-    states = [x.detach().clone().requires_grad_() for x in result.state.X]
+    states = [x.detach().clone().requires_grad_() for x in [X, *result.state.X[1:]]]
     pre = [u.detach().clone().requires_grad_() for u in result.state.U]
     three_splitting(model, states, pre, coded(X, y, loss), loss, [0.2]).backward()
     gradients = [*(v.grad for v in [*states[1:], *pre]), *(p.grad for p in model.parameters())]

@@ -61,7 +61,8 @@ def test_objective_is_that_of_the_paper(loss, batch_size, weighted, data):
     method.end_epoch(problem, batch, state)
     method.step(problem, batch, state)
     with torch.no_grad():
-        expected = penalty(model, state.X, batch.target, loss, 6.0, batch.weight)
+        states = state.X or method.settle(problem, batch, state)
+        expected = penalty(model, states, batch.target, loss, 6.0, batch.weight)
     assert method.objective(problem, batch, state).total == pytest.approx(float(expected), 1e-12)
 
 
@@ -138,7 +139,9 @@ def test_optimality_conditions_vanish_at_convergence(activation, data):
         epochs=100,
         progress=False,
     )
-    states = [x.detach().clone().requires_grad_(i > 0) for i, x in enumerate(result.state.X)]
+    states = [
+        x.detach().clone().requires_grad_(i > 0) for i, x in enumerate([X, *result.state.X[1:]])
+    ]
     penalty(model, states, states_of(X, y, "squared"), "squared", 0.2).backward()
     for gradient in [*(x.grad for x in states[1:]), *(p.grad for p in model.parameters())]:
         assert float(gradient.abs().max()) < 1e-4

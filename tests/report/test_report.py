@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 from lpom import datasets, saving
 from lpom.cli import app
 from lpom.exceptions import DataError, ModelFileError
-from lpom.history import Epoch, History
 from lpom.report import write_report
 from lpom.report.content import columns, settings
 from lpom.report.page import page
 from lpom.report.pictures import first_layer, png
 from lpom.tables import Features
+from lpom.training.history import Epoch, History
 
 
 class Parsed(HTMLParser):
@@ -254,7 +254,7 @@ def test_a_regression_has_no_confusion(tmp_path, train):
 def test_settings_are_grouped_and_complete(digits):
     groups = settings(digits[1].config)
     assert groups["network"]["sizes"] == "60, 16, 10"
-    assert groups["method"]["name"] == "lpom" and groups["method"]["mu output"] == "–"
+    assert groups["method"]["name"] == "lpom" and groups["training"]["alpha"] == "–"
     assert groups["training"]["epochs"] == "4" and groups["training"]["seed"] == "0"
     assert not {"results", "timing", "versions"} & set(groups)
 

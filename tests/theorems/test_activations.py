@@ -6,37 +6,53 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from lpom import activations
 from lpom.activations import (
+    CELU,
     ELU,
     Activation,
+    Clamp,
+    Hardshrink,
     Hardtanh,
     LeakyReLU,
     ReLU,
     Sigmoid,
     Sign,
     Softplus,
+    Softshrink,
     Staircase,
     Step,
     Tanh,
+    Threshold,
     from_function,
+    from_table,
 )
 
 CUSTOM = [
-    from_function(F.softsign, lipschitz=1.0, name="softsign"),
+    from_function(torch.arctan, lipschitz=1.0, name="arctan"),
     from_function(lambda z: z / 2 + torch.sin(z) / 4, lipschitz=0.75, name="wavy"),
 ]
 CASES = [
-    *map(activations.get, activations.names()),
+    *(example for example in activations.examples() if example.elementwise),
     LeakyReLU(0.3),
     ELU(0.4),
     ELU(2.5),
+    CELU(0.3),
+    CELU(2.5),
     Softplus(3.0),
+    Clamp(None, 0.5),
+    Clamp(-1.5, None),
+    Softshrink(1.2),
+    Hardshrink(0.8),
+    Hardshrink(0.8, 0.4),
+    Hardshrink(0.8, 1.6),
+    Threshold(0.5, -1.0),
+    Threshold(0.5, -1.0, 0.7),
+    from_table([-3, -1, 0.5, 0.7, 2, 4], [-0.4, -0.4, 0, 1, 1, 1.2]),
     Hardtanh(-0.25, 1.5),
     Step(0.05),
     Step(2.0),
@@ -73,10 +89,13 @@ def in_range(activation: Activation, u: list[float], reach: float = 8.0) -> Tens
 
 
 def distance_to_jumps(activation: Activation, z: Tensor) -> Tensor:
-    if isinstance(activation, Staircase):
-        centres = (torch.arange(activation.levels, dtype=z.dtype) + 0.5) * activation.step
-        return (z[..., None] - centres).abs().amin(-1)
-    return z.abs()
+    """Without ramps, all kinks are jumps."""
+    return (z[..., None] - torch.tensor(activation.kinks, dtype=z.dtype)).abs().amin(-1)
+
+
+def flat(activation: Activation) -> bool:
+    """Whether it is constant between its jumps."""
+    return not isinstance(activation, Hardshrink | Threshold)
 
 
 @each(CASES)
@@ -103,11 +122,18 @@ def test_gap_is_zero_at_phi(activation, z):
 @given(u=fractions, z=points)
 @few
 def test_gap_grows_away_from_phi(activation, u, z):
-    """The conjugate is 1/lipschitz-strongly convex; beside a jump the gap grows linearly."""
+    """The conjugate is 1/lipschitz-strongly convex; beside a jump the gap grows linearly.
+
+    A state that is ``d`` from a jump and ``t`` from phi is pushed back by at least ``min(d, t)``
+    where the function between jumps has slope 1.
+    """
     x, z = torch.broadcast_tensors(in_range(activation, u), column(z))
     away = (x - activation.phi(z)).abs()
-    if activation.jumps:
+    if activation.jumps and flat(activation):
         floor = away * distance_to_jumps(activation, z)
+    elif activation.jumps:
+        distance = torch.minimum(distance_to_jumps(activation, z), away)
+        floor = distance * (away - distance / 2)
     else:
         floor = away**2 / (2 * activation.lipschitz)
     rounding = 1e-14 * (1 + activation.primitive(z).abs() + (x * z).abs())
@@ -275,7 +301,7 @@ def test_gap_is_that_of_table_1(activation, row, u, z):
 @few
 def test_smoothed_differs_only_near_the_jumps(activation, z, width):
     ramp, z = activation.smoothed(width), column(z)
-    width = min(width, activation.step) if isinstance(activation, Staircase) else width
+    width = ramp.width
     away = distance_to_jumps(activation, z) > width / 2 + 1e-12
     torch.testing.assert_close(ramp.phi(z)[away], activation.phi(z)[away], rtol=0, atol=1e-14)
     height = ramp.lipschitz * width
@@ -285,7 +311,7 @@ def test_smoothed_differs_only_near_the_jumps(activation, z, width):
 
 @each(CONTINUOUS)
 def test_a_continuous_function_needs_no_smoothing(activation):
-    if isinstance(activation, Step | Sign | Staircase):
+    if hasattr(activation, "width"):
         assert activation.smoothed(0.25).width == 0.25
     else:
         assert activation.smoothed(0.25) is activation

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lpom import activations, losses
 from lpom.activations import Activation
-from lpom.data import Batch
+from lpom.methods import Batch
 from lpom.methods.base import Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import BatchStates, sweep

@@ -166,7 +166,8 @@ MUTANTS = {
         "activations/piecewise.py",
         "s / 2 * left**2 - up * left",
         "s / 2 * left**2 + up * left",
-        "test_theorem1.py::test_F_is_convex_in_each_block_of_states",
+        "test_activations.py::test_gap_is_fenchel_young_and_never_negative"
+        "[LeakyReLU(negative_slope=0.3)]",
     ),
     "a slope that is not the steepest": Mutant(
         "activations/smooth.py",

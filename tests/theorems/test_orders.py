@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lpom import losses
-from lpom.data import Batch
+from lpom.methods import Batch
 from lpom.methods.base import Problem
 from lpom.methods.lpom import LPOM
 from lpom.methods.lpom.states import ORDERS, BatchStates, sweep

@@ -5,37 +5,49 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import fields
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 A = TypeVar("A", bound="Activation")
+#: What a parameter of an activation is, so that it can be saved as data.
+Parameter: TypeAlias = float | int | None | list[float] | list[int]
 
 
 class Activation(ABC):
-    r"""A non-decreasing function, seen through its convex primitive.
+    r"""The gradient of a convex function: in one dimension, a function that never decreases.
 
-    With :math:`\Phi' = \phi`, convex since :math:`\phi` never decreases, the gap
+    With :math:`\phi = \nabla \Phi`, :math:`\Phi` convex, the gap
 
-    .. math:: D(x, z) = \Phi^*(x) + \Phi(z) - x z \;\ge\; 0
+    .. math:: D(x, z) = \Phi^*(x) + \Phi(z) - \langle x, z \rangle \;\ge\; 0
 
     is zero exactly when :math:`x = \phi(z)`: LPOM adds it in place of the constraint.
-    Every method is elementwise and keeps shape, dtype and device. Concrete classes are frozen
-    dataclasses whose fields are the parameters, so two activations compare as values.
+    :math:`\phi` keeps shape, dtype and device. So do primitive, conjugate and gap of a function of
+    single elements; those of a function of whole slices have one value per slice, the dimensions
+    within a slice being 1, and dimension 0 stays that of the samples. In either case the sum over
+    all values is the total. Concrete classes are frozen dataclasses whose fields are the
+    parameters, so two activations compare as values.
 
     Attributes
     ----------
     name : str
         The name that `get` knows it by.
+    formula : str
+        :math:`\phi(z)` in plain text, for lists.
+    elementwise : bool
+        Whether each element is mapped by itself, and not together with others of its slice.
     lipschitz : float
-        Smallest :math:`\gamma` with :math:`|\phi(a) - \phi(b)| \le \gamma |a - b|`;
+        Smallest :math:`\gamma` with :math:`\|\phi(a) - \phi(b)\| \le \gamma \|a - b\|`;
         step sizes and contraction rates are computed from it. Infinite where :math:`\phi` jumps.
     lower, upper : float
-        Bounds of the closure of the range of :math:`\phi`, possibly infinite.
+        Bounds of every component of :math:`\phi`, possibly infinite. Those of an elementwise
+        function are the ends of its closed range.
     """
 
     name: str
+    formula: str = ""
+    elementwise: bool = True
 
     @property
     @abstractmethod
@@ -55,7 +67,7 @@ class Activation(ABC):
 
     @abstractmethod
     def primitive(self, z: Tensor) -> Tensor:
-        """A convex function whose derivative is phi."""
+        """A convex function whose gradient is phi."""
 
     @abstractmethod
     def conjugate(self, x: Tensor) -> Tensor:
@@ -68,7 +80,7 @@ class Activation(ABC):
 
     @property
     def kinks(self) -> tuple[float, ...] | None:
-        """Points between which phi is affine, in order; None if it is curved."""
+        """Points between which an elementwise phi is affine, in order; None if it is curved."""
         return None
 
     @property
@@ -80,9 +92,10 @@ class Activation(ABC):
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
         return self
 
-    def params(self) -> dict[str, float | int]:
-        """The parameters, such that ``get(a.name, **a.params()) == a``."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+    def params(self) -> dict[str, Parameter]:
+        """The parameters as plain data, such that ``get(a.name, **a.params()) == a``."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
 
     def to_module(self) -> nn.Module:
         """The ordinary torch module of this function, or an `Elementwise` where there is none."""
@@ -96,7 +109,7 @@ class Activation(ABC):
 
 @final
 class Elementwise(nn.Module):
-    """An activation as a layer of an ``nn.Sequential``."""
+    """An activation as a torch module, elementwise or not."""
 
     def __init__(self, activation: Activation) -> None:
         super().__init__()
@@ -118,3 +131,10 @@ def positive(value: float, what: str) -> None:
 def infinite(where: Tensor, value: Tensor) -> Tensor:
     """``value``, replaced by plus infinity where asked."""
     return value.masked_fill(where, torch.inf)
+
+
+def check_width(width: float, name: str, most: float = math.inf) -> None:
+    """Raise unless ``width`` is a ramp's: finite, not negative, not above ``most``."""
+    if not (0 <= width < math.inf and width <= most):
+        limit = f", at most {most!r}" if most < math.inf else ""
+        raise ValueError(f"width of {name} must be a finite number >= 0{limit}, got {width!r}.")

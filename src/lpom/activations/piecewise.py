@@ -19,6 +19,7 @@ class Identity(Activation):
     """No activation at all."""
 
     name = "identity"
+    formula = "z"
     kinks = ()
     lipschitz = 1.0
     lower = -math.inf
@@ -46,6 +47,7 @@ class ReLU(Activation):
     r"""Rectifier :math:`\max(z, 0)`."""
 
     name = "relu"
+    formula = "max(z, 0)"
     kinks = (0.0,)
     lipschitz = 1.0
     lower = 0.0
@@ -77,6 +79,7 @@ class LeakyReLU(Activation):
     negative_slope: float = 0.01
 
     name = "leaky_relu"
+    formula = "z if z > 0, else slope z"
     kinks = (0.0,)
     lipschitz = 1.0
     lower = -math.inf

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations.base import Activation, infinite, positive
+from lpom.activations.base import Activation, check_width, infinite, positive
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class Hardtanh(_Ramps):
     max_val: float = 1.0
 
     name = "hardtanh"
+    formula = "z clipped to its range"
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
@@ -147,6 +148,7 @@ class Hardsigmoid(_Ramps):
     """``z / 6 + 1 / 2`` clipped to ``[0, 1]``."""
 
     name = "hardsigmoid"
+    formula = "z / 6 + 1 / 2 clipped to its range"
     _shape = (1, 1.0, 6.0, 0.0, 6.0, 0.0)
 
     def phi(self, z: Tensor) -> Tensor:
@@ -162,6 +164,7 @@ class ReLU6(_Ramps):
     """``z`` clipped to ``[0, 6]``."""
 
     name = "relu6"
+    formula = "z clipped to its range"
     _shape = (1, 6.0, 6.0, 3.0, 6.0, 0.0)
 
     def phi(self, z: Tensor) -> Tensor:
@@ -179,9 +182,10 @@ class Step(_Ramps):
     width: float = 0.0
 
     name = "step"
+    formula = "1 if z >= 0, else 0"
 
     def __post_init__(self) -> None:
-        _check_width(self.width, self.name)
+        check_width(self.width, self.name)
 
     @property
     def _shape(self) -> tuple[int, float, float, float, float, float]:
@@ -199,9 +203,10 @@ class Sign(_Ramps):
     width: float = 0.0
 
     name = "sign"
+    formula = "1 if z >= 0, else -1"
 
     def __post_init__(self) -> None:
-        _check_width(self.width, self.name)
+        check_width(self.width, self.name)
 
     @property
     def _shape(self) -> tuple[int, float, float, float, float, float]:
@@ -225,16 +230,13 @@ class Staircase(_Ramps):
     width: float = 0.0
 
     name = "staircase"
+    formula = "z rounded to one of its levels"
 
     def __post_init__(self) -> None:
         if self.levels != int(self.levels) or self.levels < 1:
             raise ValueError(f"levels of staircase must be an integer >= 1, got {self.levels!r}.")
         positive(self.step, "step of staircase")
-        _check_width(self.width, self.name)
-        if self.width > self.step:
-            raise ValueError(
-                f"width of staircase must not exceed its step, {self.step!r}, got {self.width!r}."
-            )
+        check_width(self.width, self.name, most=self.step)
 
     @property
     def _shape(self) -> tuple[int, float, float, float, float, float]:
@@ -243,8 +245,3 @@ class Staircase(_Ramps):
     def smoothed(self, width: float) -> Staircase:
         """Ramps of this width; widths above ``step`` are cut to ``step``."""
         return replace(self, width=min(width, self.step))
-
-
-def _check_width(width: float, name: str) -> None:
-    if not 0 <= width < math.inf:
-        raise ValueError(f"width of {name} must be a finite number >= 0, got {width!r}.")

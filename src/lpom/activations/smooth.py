@@ -1,4 +1,4 @@
-"""Sigmoid, tanh, ELU and softplus."""
+"""Sigmoid, tanh, softsign, softplus and log-sigmoid."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class Sigmoid(Activation):
     r"""Logistic function :math:`1 / (1 + e^{-z})`; its primitive is :math:`\log(1 + e^z)`."""
 
     name = "sigmoid"
+    formula = "1 / (1 + exp(-z))"
     lipschitz = 0.25
     lower = 0.0
     upper = 1.0
@@ -51,6 +52,7 @@ class Tanh(Activation):
     r"""Hyperbolic tangent; its primitive is :math:`\log \cosh z`."""
 
     name = "tanh"
+    formula = "tanh(z)"
     lipschitz = 1.0
     lower = -1.0
     upper = 1.0
@@ -79,59 +81,6 @@ class Tanh(Activation):
 
 @final
 @dataclass(frozen=True)
-class ELU(Activation):
-    r"""Exponential linear unit: :math:`z` for :math:`z \ge 0`, else :math:`\alpha (e^z - 1)`."""
-
-    alpha: float = 1.0
-
-    name = "elu"
-    upper = math.inf
-
-    def __post_init__(self) -> None:
-        positive(self.alpha, "alpha of elu")
-
-    @property
-    def lipschitz(self) -> float:
-        return max(1.0, self.alpha)
-
-    @property
-    def lower(self) -> float:
-        return -self.alpha
-
-    def phi(self, z: Tensor) -> Tensor:
-        return F.elu(z, self.alpha)
-
-    def primitive(self, z: Tensor) -> Tensor:
-        return z.relu() ** 2 / 2 + self._left_primitive(z.clamp(max=0))
-
-    def conjugate(self, x: Tensor) -> Tensor:
-        x, outside = self._within(x)
-        return infinite(outside, x.relu() ** 2 / 2 + self._left_conjugate(x.clamp(max=0)))
-
-    def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        # Split by sign, so that no two large terms cancel in float32.
-        x, outside = self._within(x)
-        right, up = z.clamp(min=0), x.clamp(min=0)
-        left, down = z - right, x - up
-        above = (up - right) ** 2 / 2 - up * left + self._left_primitive(left)
-        below = right**2 / 2 - down * right + self._left_conjugate(down)
-        below = below + self.alpha * torch.expm1(left) - (self.alpha + down) * left
-        return infinite(outside, torch.where(x >= 0, above, below))
-
-    def _left_primitive(self, z: Tensor) -> Tensor:
-        return self.alpha * (torch.expm1(z) - z)
-
-    def _left_conjugate(self, x: Tensor) -> Tensor:
-        ratio = (x / self.alpha).clamp(min=-1)
-        entropy: Tensor = xlog1py(1 + ratio, ratio)
-        return self.alpha * entropy - x
-
-    def to_module(self) -> nn.Module:
-        return nn.ELU(self.alpha)
-
-
-@final
-@dataclass(frozen=True)
 class Softplus(Activation):
     r""":math:`\log(1 + e^{\beta z}) / \beta`, a smooth ReLU.
 
@@ -147,6 +96,7 @@ class Softplus(Activation):
     beta: float = 1.0
 
     name = "softplus"
+    formula = "log(1 + exp(beta z)) / beta"
     lipschitz = 1.0
     lower = 0.0
     upper = math.inf
@@ -186,6 +136,76 @@ class Softplus(Activation):
 
     def to_module(self) -> nn.Module:
         return nn.Softplus(self.beta)
+
+
+@final
+@dataclass(frozen=True)
+class LogSigmoid(Activation):
+    r""":math:`\log(1 / (1 + e^{-z}))`, a softplus turned by half a circle: :math:`-\phi(-z)`."""
+
+    name = "logsigmoid"
+    formula = "-log(1 + exp(-z))"
+    lipschitz = 1.0
+    lower = -math.inf
+    upper = 0.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.logsigmoid(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return Softplus().primitive(-z)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        return Softplus().conjugate(-x)
+
+    def gap(self, x: Tensor, z: Tensor) -> Tensor:
+        return Softplus().gap(-x, -z)
+
+    def to_module(self) -> nn.Module:
+        return nn.LogSigmoid()
+
+
+@final
+@dataclass(frozen=True)
+class Softsign(Activation):
+    r""":math:`z / (1 + |z|)`; its primitive is :math:`|z| - \log(1 + |z|)`.
+
+    The conjugate :math:`-|x| - \log(1 - |x|)` is infinite at the ends of the range, which
+    :math:`\phi` reaches by rounding alone: they count as the number next to them.
+    """
+
+    name = "softsign"
+    formula = "z / (1 + |z|)"
+    lipschitz = 1.0
+    lower = -1.0
+    upper = 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.softsign(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        size = _size(z)
+        return size - torch.log1p(size)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        x, outside = self._within(x)
+        size = self._inner(x)
+        return infinite(outside, -size - torch.log1p(-size))
+
+    def gap(self, x: Tensor, z: Tensor) -> Tensor:
+        # q - 1 - log q with q = (1 - |x|) (1 + |z|), and 2 |x z| more where the signs differ.
+        x, outside = self._within(x)
+        a, b = self._inner(x), _size(z)
+        differ = torch.where(z > 0, x < 0, x > 0)
+        total = b - a * (1 + b) - torch.log1p(-a) - torch.log1p(b)
+        return infinite(outside, total + torch.where(differ, 2 * a * b, 0))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        """``abs(x)``, at most the largest number below 1."""
+        return _size(x).clamp(max=1 - torch.finfo(x.dtype).eps / 2)
+
+    def to_module(self) -> nn.Module:
+        return nn.Softsign()
 
 
 def _size(z: Tensor) -> Tensor:

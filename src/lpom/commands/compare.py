@@ -10,15 +10,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from lpom import methods
+from lpom import datasets, methods
 from lpom.commands import options
 from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset
 from lpom.experiments.compare import compare as run_comparison
 from lpom.experiments.records import Trial
-from lpom.history import Epoch
 from lpom.preparation import prepare
-from lpom.progress import Bar
 from lpom.runs import Settings
+from lpom.training.history import Epoch
+from lpom.training.progress import Bar
 
 
 def compare(
@@ -27,11 +27,20 @@ def compare(
         str, typer.Option("--methods", help="Comma-separated names, or all.")
     ] = "lpom,adam,sgd",
     hidden: options.Hidden = "100",
+    network: Annotated[
+        str,
+        typer.Option(help="A known network in place of hidden layers, NAME or path.py:make."),
+    ] = "",
+    network_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
+    ] = None,
+    augment: Annotated[bool, typer.Option(help="Flip and crop the network's pictures.")] = False,
     epochs: options.AsNeeded = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="METHOD.SETTING=VALUE, e.g. admm.beta=2; may be repeated."),
+        typer.Option("--set", help="METHOD.SETTING=VALUE, e.g. admm.beta=2 or lpom.weights.learning_rate=0.001; may be repeated."),
     ] = None,
     set_epochs: Annotated[
         list[str] | None, typer.Option(help="METHOD=EPOCHS, e.g. admm=50; may be repeated.")
@@ -59,15 +68,18 @@ def compare(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    prepared = prepare(
-        data,
-        target=target,
-        task=task,
-        ignore=tuple(ignore or ()),
-        test_fraction=test_fraction,
-        data_dir=data_dir,
-    )
-    dataset = as_dataset(prepared, data)
+    if network:
+        dataset = datasets.load(data, data_dir)
+    else:
+        prepared = prepare(
+            data,
+            target=target,
+            task=task,
+            ignore=tuple(ignore or ()),
+            test_fraction=test_fraction,
+            data_dir=data_dir,
+        )
+        dataset = as_dataset(prepared, data)
     n_rows = len(dataset.x_train)
     size, n_epochs = Settings(epochs=epochs, batch_size=batch_size).planned(n_rows)
     plan = Comparison(
@@ -79,6 +91,9 @@ def compare(
         epochs=n_epochs,
         batch_size=size or n_rows,
         seeds=options.numbers("--seeds", seeds, int),
+        network=network,
+        options=_options(network_option or ()),
+        augment=augment,
         settings=_settings(settings or ()),
         epochs_of=_epochs(set_epochs or ()),
     )
@@ -124,6 +139,16 @@ class _Follower:
         typer.echo(line, err=True)
 
 
+def _options(texts: Sequence[str]) -> dict[str, Any]:
+    made = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not (name and value):
+            raise ValueError(f"--network-option takes NAME=VALUE, e.g. width=0.25, got {text!r}.")
+        made[name] = _value(value)
+    return made
+
+
 def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -131,8 +156,8 @@ def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         method, _, setting = name.partition(".")
         if not (method and setting and value):
             raise ValueError(f"--set takes METHOD.SETTING=VALUE, e.g. admm.beta=2, got {text!r}.")
-        made.setdefault(method, {})[setting] = _value(value)
-    return made
+        made.setdefault(method, {})[setting.replace(".", "__")] = _value(value)
+    return {name: methods.get(name).with_params(**given).plain() for name, given in made.items()}
 
 
 def _value(text: str) -> Any:

@@ -10,22 +10,6 @@ from rich.text import Text
 
 from lpom import activations, methods
 
-FORMULAS = {
-    "sigmoid": "1 / (1 + exp(-z))",
-    "tanh": "tanh(z)",
-    "relu": "max(z, 0)",
-    "leaky_relu": "z if z > 0, else slope z",
-    "elu": "z if z > 0, else alpha (exp(z) - 1)",
-    "softplus": "log(1 + exp(beta z)) / beta",
-    "identity": "z",
-    "hardtanh": "z clipped to its range",
-    "hardsigmoid": "z / 6 + 1 / 2 clipped to its range",
-    "relu6": "z clipped to its range",
-    "step": "1 if z >= 0, else 0",
-    "sign": "1 if z >= 0, else -1",
-    "staircase": "z rounded to one of its levels",
-}
-
 
 def list_methods() -> None:
     """List the training methods: objective, cost of a step, and the data a step takes."""
@@ -39,12 +23,11 @@ def list_methods() -> None:
 def list_activations() -> None:
     """List the activations: formula, range, Lipschitz constant, and whether they jump."""
     rows = []
-    for name in activations.names():
-        act = activations.get(name)
-        settings = ", ".join(f"{key} {value:g}" for key, value in act.params().items())
-        formula = FORMULAS[name] + (f"   ({settings})" if settings else "")
-        bounds = f"{act.lower:g} to {act.upper:g}"
-        rows.append((name, formula, bounds, f"{act.lipschitz:g}", "yes" if act.jumps else "no"))
+    for act in activations.examples():
+        settings = ", ".join(f"{key} {value}" for key, value in act.params().items())
+        formula = act.formula + (f"   ({settings})" if settings else "")
+        bounds = f"{act.lower:.4g} to {act.upper:.4g}"
+        rows.append((act.name, formula, bounds, f"{act.lipschitz:g}", "yes" if act.jumps else "no"))
     _print(("activation", "phi(z)", "range", "Lipschitz", "jumps"), rows)
 
 

@@ -16,11 +16,11 @@ from lpom.commands import options
 from lpom.commands.show import advice, plan_table, results_table, scores_table
 from lpom.datasets.files import STDIN
 from lpom.folders import TENSORBOARD, forget_events, run_folder
-from lpom.loop import Callback
 from lpom.preparation import Prepared, Reading, prepare
-from lpom.progress import epoch_lines
 from lpom.runs import Run, Settings
 from lpom.tensorboard import TensorBoard
+from lpom.training import Callback
+from lpom.training.progress import epoch_lines
 
 
 def train(
@@ -45,7 +45,7 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     method_settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE of the method, e.g. sweeps=3; may be repeated."),
+        typer.Option("--set", help="SETTING=VALUE of the method, e.g. states.most=3; may be repeated."),
     ] = None,
     loss: Annotated[str, typer.Option(help="By default as the target needs it.")] = "auto",
     alpha: Annotated[
@@ -79,7 +79,7 @@ def train(
     Numbers, dates, yes/no and categories are told from the values; what is done with each column
     is printed before training, and --as or --ignore change it.
     """
-    given = options.pairs("--set", "sweeps=3", method_settings)
+    given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
     }

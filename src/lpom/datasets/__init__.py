@@ -19,6 +19,9 @@ higgs             particle collisions, 28 features, 2 classes            files, 
 Files are read in the format they are published in, from `data_dir` or from the folder that the
 environment variable ``LPOM_DATA`` names; what is not there is downloaded and checked. Tables of
 your own are read with `read_table`.
+
+Pictures come flat, one row each; ``load(name).pictures()`` has them as (n, channels, rows,
+columns), and `augmented_loader` flips and shifts these while a network trains.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from lpom.datasets.augmentation import augmented_loader
 from lpom.datasets.base import DataDir, Dataset
 from lpom.datasets.bundled import load_bundled
 from lpom.datasets.cifar10 import load_cifar10
@@ -35,7 +39,7 @@ from lpom.datasets.mnist import load_fashion_mnist, load_mnist
 from lpom.datasets.svhn import load_svhn_0_2
 from lpom.exceptions import unknown_name
 
-__all__ = ["Dataset", "Table", "load", "names", "read_table"]
+__all__ = ["Dataset", "Table", "augmented_loader", "load", "names", "read_table"]
 
 
 def _bundled(name: str) -> Callable[[DataDir], Dataset]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import sklearn.datasets
-from sklearn.model_selection import train_test_split
 
 from lpom.datasets.base import Dataset
 
@@ -14,6 +12,9 @@ SPLIT_SEED = 0
 
 def load_bundled(name: str) -> Dataset:
     """One of digits, iris, wine, breast-cancer, diabetes, split 80/20 in a fixed way."""
+    import sklearn.datasets
+    from sklearn.model_selection import train_test_split
+
     table = getattr(sklearn.datasets, f"load_{name.replace('-', '_')}")()
 
     classes = tuple(str(label) for label in getattr(table, "target_names", ()))

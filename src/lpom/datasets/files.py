@@ -16,13 +16,15 @@ from difflib import get_close_matches
 from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from lpom.checks import require
 from lpom.exceptions import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STDIN = "-"
 SEPARATORS = (",", ";", "\t", "|")
@@ -114,6 +116,8 @@ def _content(path: Path) -> bytes:
 
 
 def _read_csv(path: Path, content: bytes, encoding: str | None, separator: str | None) -> Table:
+    import pandas as pd
+
     text = _decoded(path, content, encoding)
     if "\0" in text:
         raise DataError(
@@ -172,6 +176,8 @@ def _separator(line: str) -> str:
 
 
 def _check_header(path: Path, names: Sequence[str]) -> None:
+    import pandas as pd
+
     numbers = pd.to_numeric(pd.Series(names), errors="coerce").notna()
     if numbers.all():
         raise DataError(
@@ -211,6 +217,8 @@ def _read_parquet(path: Path) -> Table:
 
 
 def _read_excel(path: Path) -> Table:
+    import pandas as pd
+
     openpyxl = require("openpyxl", "Reading .xlsx files", "openpyxl")
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
@@ -237,6 +245,8 @@ def _renamed(frame: pd.DataFrame) -> Table:
 
 
 def _read_npz(path: Path) -> Table:
+    import pandas as pd
+
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}

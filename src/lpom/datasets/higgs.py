@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from lpom.datasets.base import Array, DataDir, Dataset
 from lpom.datasets.download import Source, fetch, find
@@ -110,6 +109,8 @@ def _split(path: Path, n_test: int, max_rows: int | None) -> tuple[Array, Array]
 
 def read_rows(path: Path, chunk_rows: int = CHUNK_ROWS) -> Iterator[Array]:
     """The rows of the file, label first, as float32, in pieces of `chunk_rows`."""
+    import pandas as pd
+
     n_columns = 1 + len(FEATURES)
     start = 1
     try:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy.io import loadmat
 
 from lpom.datasets.base import Array, DataDir, Dataset
 from lpom.datasets.download import Source, fetch, find
@@ -109,6 +108,8 @@ def _paths(part: str, data_dir: DataDir, source: Source) -> tuple[Path, ...]:
 
 
 def _read_mat(path: Path) -> tuple[Array, Array]:
+    from scipy.io import loadmat
+
     try:
         content = loadmat(path, variable_names=["X", "y"])
         images = np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
-from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -25,16 +25,19 @@ from lpom.estimators.fitted import Design, FittedMLP
 from lpom.estimators.penalty import L2Penalty
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import ConvergenceWarning
-from lpom.history import Epoch, History
-from lpom.loop import Callback, EarlyStopping
 from lpom.losses import Loss
 from lpom.methods import Method, State
-from lpom.network import mlp
-from lpom.training import evaluate, fit
+from lpom.networks.mlp import mlp
+from lpom.training import Callback, EarlyStopping, evaluate, fit
+from lpom.training.history import Epoch, History
 
 E = TypeVar("E", bound="BaseMLP")
 
 _ROWS = 100  # of a batch, unless batch_size says otherwise
+
+
+class EpochsRanOut(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """``max_iter`` ended a run that was still learning."""
 
 
 class Targets(NamedTuple):
@@ -75,9 +78,9 @@ class BaseMLP(FittedMLP, ABC):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; deep: ``method__mu`` and the like too, also of a method's name."""
-        params: dict[str, Any] = super().get_params(deep)
-        if deep and isinstance(self.method, str):
-            with suppress(ValueError):  # an unknown name, which fit will say
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            with suppress(ValueError, TypeError):  # an unknown name, which fit will say
                 inner = methods.get(self.method).get_params()
                 params |= {f"method__{name}": value for name, value in inner.items()}
         return params
@@ -86,10 +89,10 @@ class BaseMLP(FittedMLP, ABC):
         """Set parameters; ``method__mu=...`` makes a Method of a method's name first."""
         method = params.get("method", self.method)
         inner = {name for name in params if name.startswith("method__")}
-        if inner and isinstance(method, str):
+        if inner:
             values = {name.removeprefix("method__"): params[name] for name in inner}
             params = {name: value for name, value in params.items() if name not in inner}
-            params["method"] = methods.get(method).set_params(**values)
+            params["method"] = methods.get(method).with_params(**values)
         super().set_params(**params)
         return self
 
@@ -132,7 +135,7 @@ class BaseMLP(FittedMLP, ABC):
                 f"training ended after max_iter={self.max_iter} epochs, before the "
                 f"{'held-out' if self.early_stopping else 'training'} loss stood still for "
                 f"n_iter_no_change={self.n_iter_no_change} of them. Raise max_iter, or tol.",
-                ConvergenceWarning,
+                EpochsRanOut,
                 stacklevel=3,
             )
         return self
@@ -193,12 +196,9 @@ class BaseMLP(FittedMLP, ABC):
                 f"now require {design}. Set them back, or fit again with warm_start=False."
             )
         else:
-            old = self.result_.state
-            self._model, state = deepcopy((self._model, old))
-            if not partial or not _same(method, self._trained_by):
-                state = None
-            elif state is not None:
-                state.share_data(old)
+            self._model = deepcopy(self._model)
+            if partial and _same(method, self._trained_by):
+                state = self.result_.state
         train, held_out = self._hold_out(X, targets)
         rows = self._rows_per_step(train[0].shape[0], method)
         counted = rows if train[2] is None else rows * float(np.mean(train[2]))
@@ -218,9 +218,9 @@ class BaseMLP(FittedMLP, ABC):
                 early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
                 progress=progress,
                 state=state,
-                span=(0.0, 0.0) if partial else (0.0, 1.0),  # a stream has no end to plan for
+                endless=partial,
             )
-        self._design, self._trained_by = design, clone(method)
+        self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
 
     def _checked_method(self) -> Method[Any]:
@@ -239,12 +239,7 @@ class BaseMLP(FittedMLP, ABC):
             )
         if self.learning_rate_init is None:
             return method
-        if "learning_rate" not in method.get_params():
-            raise ValueError(
-                f"method {method.name!r} has no learning rate; leave learning_rate_init=None."
-            )
-        changed: Method[Any] = clone(method).set_params(learning_rate=self.learning_rate_init)
-        return changed
+        return method.with_learning_rate(self.learning_rate_init)
 
     def _plan(self, n_features: int, n_outputs: int) -> Design:
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
@@ -304,4 +299,4 @@ class BaseMLP(FittedMLP, ABC):
 
 def _same(a: Method[Any], b: Method[Any] | None) -> bool:
     """Whether one method can go on from the other's state."""
-    return b is not None and type(a) is type(b) and str(a.get_params()) == str(b.get_params())
+    return a == b

@@ -15,7 +15,7 @@ from sklearn.utils.validation import column_or_1d
 
 from lpom import losses
 from lpom.estimators.base import BaseMLP, Targets
-from lpom.loop import Callback
+from lpom.training import Callback
 
 
 @final
@@ -217,7 +217,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
                 sample_weight=None if weight is None else weight[rows],
             )
             weight = _product(weight, each[codes])
-        two_outputs = self.loss != "auto" and losses.get(self.loss).name == "cross-entropy"
+        two_outputs = self.loss != "auto" and losses.get(self.loss).exclusive
         n_outputs = len(self.classes_)
         if n_outputs == 2 and not two_outputs:
             n_outputs = 1

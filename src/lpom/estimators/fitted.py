@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +15,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.data import ROWS, check_inputs, dense_rows
-from lpom.history import History
-from lpom.loop import Result
 from lpom.methods import Method
-
-_LINKS = {"cross-entropy": "softmax", "binary-cross-entropy": "logistic"}
+from lpom.training.history import History
+from lpom.training.sources import ROWS, dense_rows
+from lpom.training.trainer import Result
 
 
 class Design(NamedTuple):
@@ -44,6 +43,22 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     _design: Design
     _trained_by: Method[Any] | None  # None: read from a file
     _random: np.random.RandomState  # goes on from one partial_fit to the next
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without variables of single samples: a pickle is no copy of the training data.
+
+        What goes on from it with ``partial_fit`` begins them anew.
+        """
+        kept: dict[str, Any] = super().__getstate__()
+        if "result_" in kept:
+            result = kept["result_"]
+            kept = kept | {"result_": replace(result, state=result.state.without_samples())}
+        return kept
+
+    def __copy__(self) -> FittedMLP:
+        copied = object.__new__(type(self))
+        copied.__dict__ = dict(self.__dict__)
+        return copied
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -77,7 +92,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     @property
     def out_activation_(self) -> str:
         """What makes predictions of the outputs: softmax, logistic, or the output's activation."""
-        return _LINKS.get(self.result_.task.loss.name, self._design.output.name)
+        return self.result_.task.loss.link or self._design.output.name
 
     @property
     def loss_curve_(self) -> list[float]:
@@ -125,10 +140,9 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         """Outputs of the network on checked inputs, on the CPU."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
-        inputs = check_inputs(X, self._design.sizes[0])
         like = next(self._model.parameters())
         parts = [
-            self._model(dense_rows(inputs, rows, like)).cpu()
+            self._model(dense_rows(X, rows).to(like)).cpu()
             for rows in gen_batches(X.shape[0], ROWS)
         ]
         return torch.cat(parts)

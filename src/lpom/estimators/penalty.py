@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lpom.history import Epoch
+from lpom.training.history import Epoch
 
 
 class L2Penalty:

@@ -16,7 +16,7 @@ from torch import nn
 from lpom import activations, losses
 from lpom.activations import Identity
 from lpom.estimators.base import BaseMLP, Targets
-from lpom.loop import Callback
+from lpom.training import Callback
 
 
 @final

@@ -11,11 +11,11 @@ from lpom import losses
 from lpom.estimators.classifier import MLPClassifier
 from lpom.estimators.fitted import Design
 from lpom.estimators.regressor import MLPRegressor
-from lpom.history import History
-from lpom.loop import Result
+from lpom.graph import chain, trace
 from lpom.methods import State
-from lpom.network import Lifted
-from lpom.tasks import Task
+from lpom.training import Result
+from lpom.training.history import History
+from lpom.training.tasks import Task
 
 
 def describe(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def restore(
 
     Going on starts the method's own memory (of an optimiser, say) anew.
     """
-    network = Lifted.from_module(model)
+    layers = chain(trace(model))
     loss = losses.get(state["loss"]["name"], **state["loss"]["parameters"])
-    sizes = (network.n_inputs, *(layer.map.n_outputs for layer in network))
-    design = Design(sizes, network[0].activation, network[-1].activation)
+    sizes = (layers[0].map.n_inputs, *(layer.map.n_outputs for layer in layers))
+    design = Design(sizes, layers[0].activation, layers[-1].activation)
     shape: dict[str, Any] = {
         "hidden_layer_sizes": sizes[1:-1],
         "activation": design.activation,
@@ -54,10 +54,10 @@ def restore(
     else:
         made = MLPRegressor(**shape)
         made._offset, made._scale = np.array(state["offset"]), np.array(state["scale"])
-    task = Task(state["task"], loss, network.n_outputs)
+    task = Task(state["task"], loss, sizes[-1])
     made.history_ = History(task.metric) if history is None else history
     made.result_ = Result(made.history_, "loaded", 0.0, 0.0, task, State())
     made._model, made._design, made._trained_by = model, design, None
     made._random, made.t_ = np.random.RandomState(), 0
-    made.n_features_in_ = network.n_inputs
+    made.n_features_in_ = sizes[0]
     return made

@@ -18,7 +18,7 @@ import torch
 from lpom import losses, methods
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import Batch, Method, Problem
-from lpom.network import Lifted, mlp
+from lpom.networks.mlp import mlp
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Runner:
     ) -> None:
         self.method, self.device = method, torch.device(device)
         model = mlp(sizes, seed=seed).to(device)
-        self.problem = Problem(Lifted.from_module(model), losses.get("cross-entropy"))
+        self.problem = Problem.of(model, losses.get("cross-entropy"))
         generator = torch.Generator().manual_seed(seed)
         inputs = torch.rand(batch_size, sizes[0], generator=generator)
         labels = torch.randint(sizes[-1], (batch_size,), generator=generator)
@@ -99,7 +99,7 @@ class _Runner:
 
     def peak_bytes(self) -> int:
         """Most bytes of tensors made by a step alive at once, gradients from before freed."""
-        for parameter in self.problem.network.parameters:
+        for parameter in self.problem.graph.parameters:
             parameter.grad = None
         live = LiveTensors()
         with live:

@@ -21,9 +21,9 @@ from lpom.experiments import plots, table
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.files import write_atomically
-from lpom.history import Epoch
 from lpom.preparation import Prepared
 from lpom.tables import Classes
+from lpom.training.history import Epoch
 
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
     "results.jsonl",
@@ -39,7 +39,8 @@ class Comparison:
 
     ``settings`` are hyperparameters that differ from a method's defaults, ``epochs_of`` numbers
     of epochs that differ from ``epochs``, both by the method's name. The loss is squared error
-    because all methods of the paper can do that.
+    because all methods of the paper can do that. A known ``network``, with its ``options``, takes
+    the place of the hidden layers; with ``augment`` its pictures are flipped and cropped.
     """
 
     methods: tuple[str, ...]
@@ -50,6 +51,9 @@ class Comparison:
     epochs: int = 10
     batch_size: int = 100
     seeds: tuple[int, ...] = (0, 1, 2)
+    network: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    augment: bool = False
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epochs_of: Mapping[str, int] = field(default_factory=dict)
 
@@ -84,13 +88,16 @@ class Comparison:
                 dataset=dataset,
                 hidden=self.hidden,
                 method=name,
-                params=methods.get(name, **self.settings.get(name, {})).get_params(deep=False),
+                params=methods.get(name, **self.settings.get(name, {})).plain(),
                 activation=self.activation,
                 output=self.output,
                 loss=self.loss,
                 epochs=self.epochs_of.get(name, self.epochs),
                 batch_size=self.batch_size,
                 seed=seed,
+                network=self.network,
+                options=dict(self.options),
+                augment=self.augment,
             )
             for seed in self.seeds
             for name in self.methods
@@ -183,12 +190,17 @@ def _write(plan: Comparison, data: Dataset, folder: Path, records: list[dict[str
 
 
 def _sizes(plan: Comparison, data: Dataset) -> str:
+    if plan.network:
+        options = ", ".join(f"{name} {value}" for name, value in plan.options.items())
+        return plan.network + (f" ({options})" if options else "")
     return "-".join(map(str, (data.x_train.shape[1], *plan.hidden, len(data.classes) or 1)))
 
 
 def _network(plan: Comparison, data: Dataset) -> str:
+    layers = "" if plan.network else f", {plan.activation}, output {plan.output}"
+    pictures = ", flipped and cropped" if plan.augment else ""
     return (
-        f"Network {_sizes(plan, data)}, {plan.activation}, output {plan.output}, "
-        f"{plan.loss} loss; {len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
+        f"Network {_sizes(plan, data)}{layers}{pictures}, "
+        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; {len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
         f"seeds {', '.join(map(str, plan.seeds))}. {data.notes}"
     )

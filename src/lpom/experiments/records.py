@@ -25,7 +25,8 @@ class Trial:
     """All settings of one run. ``part`` is "test", or "validation" for tuning.
 
     On "validation" a sixth of the training data is held out and measured in place of the test
-    data, which is then not touched.
+    data, which is then not touched. ``network`` is one of `lpom.networks`, with ``options``, in
+    place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures.
     """
 
     dataset: str
@@ -41,12 +42,16 @@ class Trial:
     batch_size: int = 100
     seed: int = 0
     part: str = "test"
+    network: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    augment: bool = False
 
     @property
     def key(self) -> str:
         settings = asdict(self)
-        if self.bias:  # younger than the first stored runs, whose keys stay
-            del settings["bias"]
+        for name, default in _YOUNGER.items():
+            if settings[name] == default:
+                del settings[name]
         text = json.dumps(settings, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -129,5 +134,7 @@ def _source() -> str:
     return digest.hexdigest()[:12]
 
 
+#: Settings younger than the first stored runs, whose keys stay.
+_YOUNGER: dict[str, Any] = {"bias": True, "network": "", "options": {}, "augment": False}
 #: What every record has, whatever came of the run.
-_ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - {"bias"}
+_ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

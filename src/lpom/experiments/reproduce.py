@@ -11,7 +11,7 @@ from lpom import datasets
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
-from lpom.history import Epoch
+from lpom.training.history import Epoch
 
 #: Told about every epoch and every finished trial: a sentence for the user.
 Say = Callable[[str], None]

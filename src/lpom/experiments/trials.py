@@ -1,14 +1,13 @@
-"""One training run of an experiment: how it is run in pieces, and what is kept of it.
+"""One training run of an experiment, and what is kept of it.
 
-Finished trials are lines of a JSON-lines file; a trial that was cut goes on from an epoch that was
-finished shortly before.
+Finished trials are lines of a JSON-lines file; a trial that was cut goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import time
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,21 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpom import activations, methods
-from lpom.datasets import Dataset
-from lpom.exceptions import ConvergenceWarning, DivergenceError, LPOMError
-from lpom.experiments.cuts import read_cut, under, write_cut
+from lpom import activations, methods, networks
+from lpom.datasets import Dataset, augmented_loader
+from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
-from lpom.history import Epoch
 from lpom.methods import Batch, Method, Problem
-from lpom.network import Lifted, mlp
-from lpom.tasks import Task
-from lpom.training import evaluate, fit
+from lpom.networks.mlp import mlp
+from lpom.training import Checkpoint, evaluate, fit
+from lpom.training.history import Epoch
+from lpom.training.tasks import Task
 
 #: Share of the training data held out when a trial is for tuning.
 VALIDATION_SHARE = 1 / 6
-#: Seconds of training that a cut may cost, beside the epoch it came in.
+#: Seconds of training that a cut may cost.
 CUT_SECONDS = 10.0
 
 
@@ -67,38 +65,38 @@ def run(
         return found
     record: dict[str, Any] = {"key": trial.key, **asdict(trial)}
     record |= {"settings": settings, "machine": machine()}
-    cut = store.path.parent / "unfinished" / f"{trial.key}.safetensors"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
+    folder = store.path.parent / "unfinished" / trial.key
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the record has the remarks
+        warnings.filterwarnings("ignore", message="training was interrupted")
         try:
-            record |= _train(trial, data, cut, on_epoch, closely)
+            record |= _train(trial, data, folder, on_epoch, closely)
+        except CheckpointError:  # which says nothing about the method
+            raise
         except (ValueError, LPOMError) as error:
-            record["reason"] = str(error)
-    remarks = [str(s.message) for s in said if issubclass(s.category, ConvergenceWarning)]
-    record["remarks"] = list(dict.fromkeys(remarks))
+            record |= {"reason": str(error), "remarks": []}
     store.add(record)
-    cut.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return record
 
 
 def _settings(trial: Trial) -> dict[str, Any]:
     """Every parameter of the trial's method, defaults too, as JSON gives it back."""
     try:
-        params = methods.get(trial.method, **trial.params).get_params(deep=False)
-    except ValueError:  # which the run itself will say
-        params = trial.params
-    settings: dict[str, Any] = json.loads(json.dumps(params, default=repr))
-    return settings
+        settings = methods.get(trial.method, **trial.params).plain()
+    except (TypeError, ValueError):  # which the run itself will say
+        settings = trial.params
+    made: dict[str, Any] = json.loads(json.dumps(settings, default=repr))
+    return made
 
 
 def _train(
-    trial: Trial, data: Dataset, cut: Path, on_epoch: Callable[[Epoch], None], closely: bool
+    trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
-    (X, y), (X_test, y_test) = parts(data, trial.part)
+    (X, y), (X_test, y_test) = parts(data.pictures() if trial.network else data, trial.part)
     n_outputs = len(data.classes) or 1
     output = activations.get(trial.output, **trial.output_params)
-    sizes = [X.shape[1], *trial.hidden, n_outputs]
-    model = mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
+    model = make_model(trial, tuple(X.shape[1:]), n_outputs)
     method = methods.get(trial.method, **trial.params)
     task = Task.infer(y, n_outputs, trial.loss, output)
     size = min(trial.batch_size, len(X))
@@ -107,60 +105,49 @@ def _train(
         rows = slice(None) if method.full_batch else slice(size)
         more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
-    kept = read_cut(cut)
-    curve, state = kept.curve, None
-    if curve:
-        model.load_state_dict(under("model.", kept.tensors))
-        state = method.init(Problem(Lifted.from_module(model), task.loss))
-        state.load_tensors(under("state.", kept.tensors))
-        state.remarks = kept.remarks  # said once more, and so kept with the record
-    written = time.monotonic()
-    for epoch in range(len(curve), trial.epochs):
-        try:
-            result = fit(
-                model,
-                X,
-                y,
-                method=method,
-                loss=trial.loss,
-                epochs=1,
-                batch_size=size,
-                validation_data=(X_test, y_test) if closely else None,
-                seed=100_003 * trial.seed + epoch,  # the same batches for every method
-                state=state,
-                span=(epoch / trial.epochs, (epoch + 1) / trial.epochs),
-                progress=False,
-            )
-        except DivergenceError as error:  # which knows of this one epoch only
-            raise DivergenceError(
-                f"weights became NaN or infinite in epoch {epoch + 1} of {trial.epochs}. "
-                "Use a smaller learning rate, or a larger mu or ridge."
-            ) from error
-        if result.status == "interrupted":
-            raise KeyboardInterrupt
-        state = result.state
-        last = result.history[-1]
-        curve.append(Epoch(**{**asdict(last), "epoch": epoch + 1}))
-        on_epoch(curve[-1])
-        if epoch + 1 < trial.epochs and time.monotonic() - written >= CUT_SECONDS:
-            write_cut(cut, model, state, curve)
-            written = time.monotonic()
+    source: dict[str, Any] = {"X": X, "y": y, "batch_size": size}
+    if trial.augment:
+        source = {"X": augmented_loader(X, y, size)}
+    result = fit(
+        model,
+        **source,
+        method=method,
+        loss=trial.loss,
+        epochs=trial.epochs,
+        validation_data=(X_test, y_test) if closely else None,
+        seed=trial.seed,  # the same batches for every method
+        callbacks=on_epoch,
+        progress=False,
+        checkpoint=Checkpoint(folder, every_minutes=CUT_SECONDS / 60),
+    )
+    if result.status == "interrupted":
+        raise KeyboardInterrupt
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
         "loss_value": loss,
         "score": score,
         "train_score": evaluate(model, X, y, loss=trial.loss)[1],
-        "seconds": sum(epoch.seconds for epoch in curve),
-        "curve": [asdict(epoch) for epoch in curve],
+        "seconds": result.training_seconds,
+        "curve": [asdict(epoch) for epoch in result.history],
+        "remarks": list(result.state.remarks.values()),
         "notes": data.notes,
         **more,
     }
 
 
+def make_model(trial: Trial, shape: tuple[int, ...], n_outputs: int) -> nn.Module:
+    """The network of a trial, its weights drawn from the trial's seed."""
+    if trial.network:
+        return networks.get(trial.network, shape, n_outputs, trial.seed, **trial.options)
+    output = activations.get(trial.output, **trial.output_params)
+    sizes = [*shape, *trial.hidden, n_outputs]
+    return mlp(sizes, trial.activation, output, bias=trial.bias, seed=trial.seed)
+
+
 def _peak_bytes(
     method: Method[Any], model: nn.Module, task: Task, inputs: Tensor, y: Tensor
 ) -> int:
-    problem = Problem(Lifted.from_module(copy.deepcopy(model)), task.loss)
+    problem = Problem.of(copy.deepcopy(model), task.loss, inputs)
     return peak_bytes(method, problem, Batch(inputs, task.target(y).to(inputs)))
 
 

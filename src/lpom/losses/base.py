@@ -34,6 +34,11 @@ class Loss(ABC):
         Whether outputs are logits, which an activation that is bounded could not give.
     classifies : bool
         Whether it is for classes and labels alone.
+    exclusive : bool
+        Whether its outputs stand for classes that exclude each other: the largest one decides,
+        and two classes need two outputs.
+    link : str or None
+        What makes probabilities of outputs, by the name that scikit-learn gives it.
     """
 
     name: str
@@ -41,6 +46,8 @@ class Loss(ABC):
     middle: float = 0.5
     logits: bool = False
     classifies: bool = False
+    exclusive: bool = False
+    link: str | None = None
 
     @property
     @abstractmethod

@@ -26,7 +26,8 @@ class CrossEntropy(Loss):
     name = "cross-entropy"
     lipschitz = 0.5
     threshold = 0.0
-    logits = classifies = True
+    logits = classifies = exclusive = True
+    link = "softmax"
 
     def value(self, x: Tensor, target: Tensor) -> Tensor:
         return -(target * torch.log_softmax(x, 1)).sum(1)
@@ -76,6 +77,7 @@ class BinaryCrossEntropy(Loss):
     lipschitz = 0.25
     threshold = 0.0
     logits = classifies = True
+    link = "logistic"
 
     def value(self, x: Tensor, target: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(x, target, reduction="none").sum(1)

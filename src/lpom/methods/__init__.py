@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lpom.data import Batch
 from lpom.methods.admm import ADMM
 from lpom.methods.admm_hashing import ADMMHashing
 from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
-from lpom.methods.base import Method, Problem, State
+from lpom.methods.base import Batch, Method, Problem, State
 from lpom.methods.bcd import BCD
 from lpom.methods.lifted import LiftedNetworks
 from lpom.methods.lpom import LPOM

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from lpom.activations import Identity
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import half_square, ridge_states
 from lpom.methods.preactivation import preactivation
-from lpom.methods.samples import SampleState, same_data
-from lpom.network import Lifted
-from lpom.objective import Objective, per_layer, total
+from lpom.methods.samples import SampleState, least_squares, of_samples
+from lpom.graph import Chain
+from lpom.methods.blocks import per_layer
+from lpom.objective import Objective, total
 
 
 @dataclass
@@ -28,26 +28,14 @@ class ADMMState(SampleState):
     of the output divided by beta.
     """
 
-    variables = ("X", "U")
-    transient = ("batch", "first", "M", *variables)
-
-    U: list[Tensor] = field(default_factory=list)
-    M: Tensor = field(default_factory=lambda: torch.zeros(0))
-    mu: list[float] = field(default_factory=list)
+    U: list[Tensor] = of_samples(list)
+    M: Tensor = of_samples(lambda: torch.zeros(0))
+    mu: list[float] = from_settings(list)
     steps: int = 0
-
-    def tensors(self) -> dict[str, Tensor] | None:
-        kept = super().tensors()
-        return kept and kept | {"M": self.M, "steps": torch.tensor(self.steps)}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        super().load_tensors(tensors)
-        if "M" in tensors:
-            self.M, self.steps = tensors["M"], int(tensors["steps"])
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class ADMM(Method[ADMMState]):
     r"""Alternate between weights, states and pre-activations, each solved exactly.
 
@@ -89,8 +77,12 @@ class ADMM(Method[ADMMState]):
     costs: ClassVar[str] = "per layer four products and two Cholesky factors; U in closed form"
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller mu", "a larger ridge")
+
     def init(self, problem: Problem) -> ADMMState:
-        network = problem.network
+        network = problem.chain
         check_number("beta", self.beta)
         check_number("warm_start", self.warm_start, strict=False, whole=True)
         check_number("ridge", self.ridge, strict=False)
@@ -107,7 +99,7 @@ class ADMM(Method[ADMMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: ADMMState) -> None:
         """From the output down, each block by its minimiser; the multiplier last."""
-        network, last = problem.network, len(problem.network) - 1
+        network, last = problem.chain, len(problem.chain) - 1
         self._start(network, batch, state)
         X, U, mu = state.X, state.U, state.mu
         Z = [layer.map.apply(x) for layer, x in zip(network, X, strict=True)]
@@ -116,8 +108,8 @@ class ADMM(Method[ADMMState]):
         goal = U[last] + state.M
         for i in range(last, -1, -1):
             layer = network[i]
-            regression = state.regression(layer.map, i, ridge=self.ridge, chunk=self.chunk)
-            regression.step(layer.map, goal - Z[i])
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge, chunk=self.chunk)
+            least.step(layer.map, goal - Z[i])
             if i > 0:
                 below = network[i - 1].activation
                 X[i] = ridge_states(layer.map, below.phi(U[i - 1]), goal, mu[i] / mu[i - 1])
@@ -128,7 +120,7 @@ class ADMM(Method[ADMMState]):
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: ADMMState) -> Objective:
-        network, weight = problem.network, batch.weight
+        network, weight = problem.chain, batch.weight
         self._start(network, batch, state)
         X, U = state.X, state.U
         gaps = []
@@ -144,10 +136,10 @@ class ADMM(Method[ADMMState]):
         loss = total(problem.loss.value(U[-1], batch.target), weight)
         return Objective(loss, tuple(gaps), tuple(state.mu))
 
-    def _start(self, network: Lifted, batch: Batch, state: ADMMState) -> None:
+    def _start(self, network: Chain, batch: Batch, state: ADMMState) -> None:
         """Feed-forward variables and no multiplier, unless these samples have theirs already."""
-        if same_data(batch, state.batch):
+        if state.belongs_to(batch):
             return
         state.U, X = network.feed_forward(batch.inputs)
-        state.X, state.M = X[:-1], torch.zeros_like(X[-1])
-        state.first, state.steps, state.batch = None, 0, batch
+        state.start(batch, X[:-1])
+        state.M, state.steps = torch.zeros_like(X[-1]), 0

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import estimated_norm, half_square, slope
 from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, same_data
-from lpom.network import Layer, Lifted
+from lpom.methods.samples import SampleState, of_samples
+from lpom.graph import Chain, Layer
 from lpom.objective import Objective, total
 
 _HALVINGS = 10  # of the weights' step before a layer keeps the weights it has
@@ -28,16 +27,13 @@ class HashingState(SampleState):
     layer i takes it in; ``A[i]`` and ``B[i]`` are the multipliers divided by mu.
     """
 
-    variables = ("X", "U", "A", "B")
-    transient = ("batch", "first", *variables)
-
-    U: list[Tensor] = field(default_factory=list)
-    A: list[Tensor] = field(default_factory=list)
-    B: list[Tensor] = field(default_factory=list)
+    U: list[Tensor] = of_samples(list)
+    A: list[Tensor] = of_samples(list)
+    B: list[Tensor] = of_samples(list)
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class ADMMHashing(Method[HashingState]):
     r"""Augmented Lagrangian of a splitting with the activation inside a constraint (eq. 8).
 
@@ -74,12 +70,16 @@ class ADMMHashing(Method[HashingState]):
     costs: ClassVar[str] = "X in closed form; W and U by gradient steps, four products per step"
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller dual_step", "a larger mu", "a larger ridge")
+
     def init(self, problem: Problem) -> HashingState:
         check_number("mu", self.mu)
         check_number("dual_step", self.dual_step)
         check_number("steps", self.steps, whole=True)
         check_number("ridge", self.ridge, strict=False)
-        for layer in problem.network:
+        for layer in problem.chain:
             if layer.activation.jumps:
                 raise ValueError(
                     "admm-hashing moves W and U by the derivative of every activation, and that "
@@ -91,7 +91,7 @@ class ADMMHashing(Method[HashingState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: HashingState) -> None:
         """From the output down: W, U and then X of each layer; multipliers last."""
-        network = problem.network
+        network = problem.chain
         self._start(network, batch, state)
         X, U, A, B = state.X, state.U, state.A, state.B
 
@@ -109,7 +109,7 @@ class ADMMHashing(Method[HashingState]):
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: HashingState) -> Objective:
-        network, weight = problem.network, batch.weight
+        network, weight = problem.chain, batch.weight
         self._start(network, batch, state)
         X, U, A, B = state.X, state.U, state.A, state.B
         gaps = []
@@ -160,15 +160,14 @@ class ADMMHashing(Method[HashingState]):
             lengths = torch.where(lower, lengths, lengths / 2)
         return U
 
-    def _start(self, network: Lifted, batch: Batch, state: HashingState) -> None:
+    def _start(self, network: Chain, batch: Batch, state: HashingState) -> None:
         """Feed-forward variables and no multipliers, unless these samples have theirs already."""
-        if same_data(batch, state.batch):
+        if state.belongs_to(batch):
             return
-        _, state.X = network.feed_forward(batch.inputs)
+        state.start(batch, network.feed_forward(batch.inputs)[1])
         state.U = state.X[:-1]
         state.A = [torch.zeros_like(x) for x in state.X[:-1]]
         state.B = [torch.zeros_like(x) for x in state.X[1:]]
-        state.batch = batch
 
 
 def _apply(layer: Layer, U: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
-from lpom.methods.optimizers import OptimizerState, make_optimizer, set_progress
+from lpom.methods.base import Batch, Method, Problem
+from lpom.methods.optimizers import OptimizerState
 from lpom.objective import Objective, total
+from lpom.weights.adaptive import Schedule
 
 
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class Backprop(Method[OptimizerState]):
     r"""Stochastic gradient steps on the mean loss of the network's own outputs (eq. 1).
 
@@ -27,34 +27,33 @@ class Backprop(Method[OptimizerState]):
     ----------
     learning_rate : float
         What ``torch.optim`` takes; the gradient is that of the mean over the batch.
-    schedule : {"linear", "cosine", "constant"}
+    schedule : "linear", "cosine", "constant", or a function that makes one of torch's schedulers
         How the learning rate falls over the run.
     """
 
     learning_rate: float = 1e-3
-    schedule: str = "linear"
+    schedule: Schedule = "linear"
 
     equation: ClassVar[str] = "loss(phi(W_L-1 ... phi(W_0 X_0)), T)   (eq. 1)"
     costs: ClassVar[str] = "three products per layer: forward, back, weights"
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller learning_rate",)
+
     def init(self, problem: Problem) -> OptimizerState:
-        network = problem.network
-        state = OptimizerState(
-            optimizer=make_optimizer(
-                self.name, network.parameters, self.learning_rate, self.schedule
-            )
-        )
-        jumping = [i for i, layer in enumerate(network) if layer.activation.jumps]
+        graph = problem.graph
+        state = OptimizerState()
+        state.make(graph, self.name, self.learning_rate, self.schedule)
+        jumping = [node for node in graph if node.activation.jumps]
         if jumping:
-            top, n = jumping[-1], len(network)
-            learning = f"only layers {top + 2} to {n} learn"
-            if top == n - 1:
-                learning = "no layer learns at all"
-            elif top == n - 2:
-                learning = "only the last layer learns"
+            above = sum(node.index > jumping[-1].index for node in graph)
+            learning = {0: "no layer learns at all", 1: "only the last layer learns"}.get(
+                above, f"only the last {above} layers learn"
+            )
             state.remark(
                 "no gradient",
-                f"the derivative of {network[top].activation.name} is zero wherever it exists, so "
+                f"the derivative of {jumping[-1].activation.name} is zero wherever it exists, so "
                 f"back-propagation sends nothing through it: {learning}. method='lpom' trains all.",
             )
         return state
@@ -62,27 +61,31 @@ class Backprop(Method[OptimizerState]):
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
         optimizer = state.optimizer
         assert optimizer is not None  # init made it
-        set_progress(optimizer, self.schedule, state.progress)
+        state.set_rates(self.schedule)
         optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            X = batch.inputs
-            for layer in problem.network:
-                X = layer.activation.phi(layer.map.forward(X))
+            X = problem.model(batch.inputs)
         outputs = X.detach()
-        pull = problem.loss.gradient(outputs, batch.target) / batch.total_weight
-        if batch.weight is not None:
-            pull = pull * batch.weight[:, None]
-        X.backward(pull)  # type: ignore[no-untyped-call]
+        pull = problem.loss.gradient(outputs, batch.target)
+        if batch.weight is None:
+            pull = pull / len(batch)
+        else:
+            pull = pull * (batch.weight / batch.total_weight)[:, None]
+        X.backward(pull)
         optimizer.step()
         return outputs
 
+    def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
+        state.end_epoch()
+
+    @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
-        _, X = problem.network.feed_forward(batch.inputs)
-        return Objective(total(problem.loss.value(X[-1], batch.target), batch.weight), (), ())
+        outputs = problem.model(batch.inputs)
+        return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class SGD(Backprop):
     """Plain stochastic gradient descent."""
 
@@ -91,7 +94,7 @@ class SGD(Backprop):
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class Nesterov(Backprop):
     """Gradient descent with Nesterov's momentum of 0.9."""
 
@@ -100,7 +103,7 @@ class Nesterov(Backprop):
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class Adagrad(Backprop):
     """Step sizes per weight from the sum of all its squared gradients."""
 
@@ -109,7 +112,7 @@ class Adagrad(Backprop):
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class RMSprop(Backprop):
     """Step sizes per weight from a running mean of its squared gradients."""
 
@@ -117,7 +120,7 @@ class RMSprop(Backprop):
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class Adam(Backprop):
     """Running means of gradients and their squares, corrected for their start at zero."""
 

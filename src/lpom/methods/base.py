@@ -2,26 +2,89 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from copy import copy
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
-from sklearn.base import BaseEstimator
+import torch
 from torch import Tensor, nn
 
-from lpom.data import Batch
+from lpom.exceptions import UntrainableError
+from lpom.graph import Chain, Graph, chain, trace
 from lpom.losses import Loss
-from lpom.network import Lifted
 from lpom.objective import Objective
+from lpom.settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What is trained, fixed for the whole run: the graph of a model, and the loss."""
+
+    graph: Graph
+    loss: Loss
+    model: nn.Module
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss, example: Tensor | None = None) -> Problem:
+        """The problem of a model by itself."""
+        return cls(trace(model, example), loss, model)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        """Whether the network is a chain of Linear layers."""
+        try:
+            return len(self.chain) > 0
+        except UntrainableError:
+            return False
+
+    @cached_property
+    def chain(self) -> Chain:
+        """The network as a chain of Linear layers, for methods that need one."""
+        return chain(self.graph)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What is trained, fixed for the whole run."""
+class Batch:
+    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
 
-    network: Lifted
-    loss: Loss
+    ``whole`` says that these are all the rows there are. ``cache`` is for what a method computes
+    of the rows alone, to find it there again as long as the batch lives.
+    """
+
+    inputs: Tensor
+    target: Tensor
+    weight: Tensor | None = None
+    whole: bool = False
+    cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def total_weight(self) -> Tensor:
+        if self.weight is None:
+            return self.inputs.new_tensor(float(len(self)))
+        total = self.weight.sum()
+        return torch.where(total > 0, total, 1)  # a batch that counts for nothing has no mean
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same rows, targets and weights, in any process and on any device."""
+        digest = hashlib.blake2b(digest_size=16)
+        rows = [self.inputs, self.target] + ([] if self.weight is None else [self.weight])
+        for tensor in rows:
+            digest.update(repr((tensor.dtype, tensor.shape)).encode())
+            for start in range(0, len(tensor), 8192):
+                part = tensor[start : start + 8192].detach().cpu().contiguous()
+                digest.update(part.view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def from_settings(default_factory: Any) -> Any:
+    """A field of a :class:`State` that ``init`` makes of the settings: it is not written down."""
+    return field(default_factory=default_factory, metadata={"from_settings": True})
 
 
 @dataclass
@@ -29,63 +92,77 @@ class State:
     """All that a method carries from step to step beside the weights, which the module keeps.
 
     :func:`lpom.fit` keeps ``progress``, the share of the planned steps already done, which
-    schedules follow; ``parameters``, the weights that this state belongs to; and ``setup``, the
-    method and its settings. ``remarks`` are sentences it passes on as warnings, once each.
+    schedules follow, and ``method``, whose state this is. ``remarks`` are sentences it passes on
+    as warnings, once each.
+
+    Fields hold tensors, plain values, or lists and dictionaries of them. Copies and pickles of a
+    state are whole.
     """
 
     progress: float = 0.0
     remarks: dict[str, str] = field(default_factory=dict)
-    parameters: list[nn.Parameter] = field(default_factory=list, repr=False)
-    setup: str = ""
-    said: set[str] = field(default_factory=set, repr=False)  # topics passed on already
+    said: list[str] = field(default_factory=list, repr=False)  # topics passed on already
+    method: str = ""
 
-    #: What belongs to the data and not to the run: copies and pickles go without it.
-    transient: ClassVar[tuple[str, ...]] = ()
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on from here, in tensors and plain values; nothing is copied.
 
-    def __getstate__(self) -> dict[str, Any]:
-        lost = {f.name: _default(f) for f in fields(self) if f.name in self.transient}
-        return self.__dict__ | lost
-
-    def share_data(self, other: State) -> None:
-        """Take from the state that this is a copy of what copies go without; no tensor is copied.
-
-        Steps replace such tensors and do not write to them, so lists of their own are enough.
+        What ``init`` makes of the settings is left out, and so are the rows of data.
         """
-        for name in self.transient:
-            setattr(self, name, copy(getattr(other, name)))
+        return {f.name: getattr(self, f.name) for f in fields(self) if _kept(f)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave, in a state that ``init`` has just made.
+
+        Tensors are not copied; they take the dtype and device of those they replace, if any.
+        """
+        known = {f.name for f in fields(self) if _kept(f)}
+        if known != saved.keys():
+            raise ValueError(
+                f"a {type(self).__name__} is made of {', '.join(sorted(known))}; got "
+                f"{', '.join(sorted(saved))}. It was written by another version, or for another "
+                "method: start again."
+            )
+        for name, value in saved.items():
+            setattr(self, name, _like(value, getattr(self, name)))
+
+    def without_samples(self) -> State:
+        """This state, or a copy that has nothing of single samples: the next step begins them."""
+        return self
+
+    def release(self) -> None:
+        """Let go of the rows of data, at the end of a run."""
+        return None
 
     def remark(self, topic: str, sentence: str) -> None:
         """Say something to the user, once per topic."""
         self.remarks.setdefault(topic, sentence)
 
-    def tensors(self) -> dict[str, Tensor] | None:
-        """All that a later run needs to go on from here; None if that can't be written down."""
-        return None
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Take up what :meth:`tensors` gave, in a state that ``init`` has just made."""
-        raise NotImplementedError(f"{type(self).__name__} can't be resumed from tensors.")
-
-    def serves(self, problem: Problem) -> bool:
-        """Whether this state belongs to this very network."""
-        return list(map(id, self.parameters)) == list(map(id, problem.network.parameters))
-
     def new_remarks(self) -> list[str]:
         """The remarks not passed on yet."""
-        fresh = [self.remarks[topic] for topic in self.remarks if topic not in self.said]
-        self.said.update(self.remarks)
-        return fresh
+        topics = [topic for topic in self.remarks if topic not in self.said]
+        self.said += topics
+        return [self.remarks[topic] for topic in topics]
 
 
-def _default(of: Field[Any]) -> Any:
-    return of.default if of.default_factory is MISSING else of.default_factory()
+def _kept(of: Any) -> bool:
+    return "from_settings" not in of.metadata
+
+
+def _like(new: Any, old: Any) -> Any:
+    if isinstance(new, Tensor) and isinstance(old, Tensor) and new.shape == old.shape:
+        return new.to(old)
+    if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+        return [_like(a, b) for a, b in zip(new, old, strict=True)]
+    return new
 
 
 S = TypeVar("S", bound=State)
+M = TypeVar("M", bound="Method[Any]")
 
 
-class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
-    """A training method; its fields are its hyperparameters (scikit-learn's ``get_params``).
+class Method(Settings, ABC, Generic[S]):
+    """A training method: a frozen dataclass whose fields are its hyperparameters.
 
     No loop over batches, no clock, no printing here: :func:`lpom.fit` owns those.
     """
@@ -94,6 +171,11 @@ class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
     equation: ClassVar[str]  # the objective, in words a table can hold
     costs: ClassVar[str]  # what the blocks of one step cost
     full_batch: ClassVar[bool] = False  # needs all data at once
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        """What keeps the weights from growing without bound, of the settings that are read."""
+        return ()
 
     @abstractmethod
     def init(self, problem: Problem) -> S:
@@ -108,12 +190,24 @@ class Method(BaseEstimator, ABC, Generic[S]):  # type: ignore[misc]
 
     @abstractmethod
     def objective(self, problem: Problem, batch: Batch, state: S) -> Objective:
-        """The method's own objective on the batch of the last step, after it."""
+        """The method's own objective on ``batch``, with the weights as they are.
 
-    def rates(self, problem: Problem, state: S) -> list[float]:
+        Variables of the samples are those that the state keeps of these very rows, or else those
+        that a step would find for them. The weights stay as they are.
+        """
+
+    def with_learning_rate(self: M, rate: float) -> M:
+        """The same with this learning rate; raises where there is none."""
+        if "learning_rate" not in self.get_params(deep=False):
+            raise ValueError(
+                f"method {self.name!r} has no learning rate; leave learning_rate_init=None."
+            )
+        return self.with_params(learning_rate=rate)
+
+    def rates(self, problem: Problem, batch: Batch, state: S) -> list[float]:
         """Contraction factors of the state updates, one per layer; none by default."""
         return []
 
     def end_epoch(self, problem: Problem, batch: Batch, state: S) -> None:
-        """Called after each epoch with its last batch: for what follows epochs, and for remarks."""
+        """Called after each epoch with the probe batch: for what follows epochs, and remarks."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, final
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import half_square, ridge_states
 from lpom.methods.preactivation import preactivation
-from lpom.methods.samples import SampleState, same_data
-from lpom.network import Lifted
-from lpom.objective import Objective, per_layer, total
+from lpom.methods.samples import SampleState, least_squares, of_samples
+from lpom.graph import Chain
+from lpom.methods.blocks import per_layer
+from lpom.objective import Objective, total
 
 
 @dataclass
@@ -27,15 +27,12 @@ class BCDState(SampleState):
     ``X[i]`` are states, the inputs first and the outputs last, and ``U[i]`` stands for ``Z[i]``.
     """
 
-    variables = ("X", "U")
-    transient = ("batch", "first", *variables)
-
-    mu: list[float] = field(default_factory=list)
-    U: list[Tensor] = field(default_factory=list)
+    mu: list[float] = from_settings(list)
+    U: list[Tensor] = of_samples(list)
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class BCD(Method[BCDState]):
     r"""Minimise over states, pre-activations and weights in turn, from the output down (eq. 5).
 
@@ -78,17 +75,21 @@ class BCD(Method[BCDState]):
     )
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a larger alpha", "a larger ridge")
+
     def init(self, problem: Problem) -> BCDState:
         check_number("alpha", self.alpha, strict=False)
         check_number("ridge", self.ridge, strict=False)
         check_number("sweeps", self.sweeps, whole=True)
         output = self.mu_output if isinstance(self.mu, Real) else None
-        return BCDState(mu=per_layer(self.mu, len(problem.network), output))
+        return BCDState(mu=per_layer(self.mu, len(problem.chain), output))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: BCDState) -> None:
         """X, U and W of each layer, the last layer first."""
-        network, mu = problem.network, state.mu
+        network, mu = problem.chain, state.mu
         self._start(network, batch, state)
         X, U = state.X, state.U
         for i in list(range(len(network) - 1, -1, -1)) * self.sweeps:
@@ -101,11 +102,12 @@ class BCD(Method[BCDState]):
             Z = layer.map.apply(X[i])
             near = self._between(Z, U[i])
             U[i] = preactivation(layer.activation, X[i + 1], near, U[i], ratio=1 / (1 + self.alpha))
-            state.regression(layer.map, i, ridge=self.ridge).step(layer.map, U[i] - Z)
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge)
+            least.step(layer.map, U[i] - Z)
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: BCDState) -> Objective:
-        network, weight = problem.network, batch.weight
+        network, weight = problem.chain, batch.weight
         self._start(network, batch, state)
         X, U = state.X, state.U
         gaps = [
@@ -120,8 +122,8 @@ class BCD(Method[BCDState]):
         """What a penalty and the proximal term pull to together."""
         return torch.lerp(goal, old, self.alpha / (1 + self.alpha))
 
-    def _start(self, network: Lifted, batch: Batch, state: BCDState) -> None:
+    def _start(self, network: Chain, batch: Batch, state: BCDState) -> None:
         """Feed-forward variables, unless these samples have theirs already."""
-        if not same_data(batch, state.batch):
-            state.U, state.X = network.feed_forward(batch.inputs)
-            state.first, state.batch = None, batch
+        if not state.belongs_to(batch):
+            state.U, X = network.feed_forward(batch.inputs)
+            state.start(batch, X)

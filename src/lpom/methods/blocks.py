@@ -6,17 +6,18 @@ not matter here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from lpom.activations import Activation, Identity, ReLU
-from lpom.maps import LinearMap
-from lpom.network import Lifted
+from lpom.graph import Dense
+from lpom.graph import Chain
 
 
-def ridge_states(map_: LinearMap, V: Tensor, goal: Tensor, ratio: float) -> Tensor:
+def ridge_states(map_: Dense, V: Tensor, goal: Tensor, ratio: float) -> Tensor:
     r""":math:`\arg\min_X \|X - V\|_F^2 + ratio \|goal - A(X)\|_F^2`, on the smaller side of W."""
     W = linear_matrix(map_, V.shape[1])
     R = goal - map_.apply(V)
@@ -28,12 +29,12 @@ def ridge_states(map_: LinearMap, V: Tensor, goal: Tensor, ratio: float) -> Tens
     return V + ratio * torch.cholesky_solve((R @ W).T, factor).T
 
 
-def estimated_norm(map_: LinearMap) -> Tensor:
+def estimated_norm(map_: Dense) -> Tensor:
     """The spectral norm, from below, by twenty power iterations."""
     return map_.norm(map_.start_vector(), iterations=20)[0]
 
 
-def linear_matrix(map_: LinearMap, width: int) -> Tensor:
+def linear_matrix(map_: Dense, width: int) -> Tensor:
     """The weights without the bias, (out, width)."""
     return map_.matrix()[:, :width]
 
@@ -67,7 +68,7 @@ def accelerated(
 
 
 def nonnegative_states(
-    map_: LinearMap,
+    map_: Dense,
     X: Tensor,
     V: Tensor,
     goal: Tensor,
@@ -95,7 +96,7 @@ def nonnegative_states(
     return better(cost, X, new)
 
 
-def require_relu(network: Lifted, name: str) -> None:
+def require_relu(network: Chain, name: str) -> None:
     """Raise unless hidden layers have a ReLU and the output a ReLU or nothing."""
     for i, layer in enumerate(network):
         allowed = (ReLU(), Identity()) if i == len(network) - 1 else (ReLU(),)
@@ -113,6 +114,30 @@ def slope(activation: Activation, z: Tensor) -> Tensor:
         z = z.detach().requires_grad_()
         (derivative,) = torch.autograd.grad(activation.phi(z).sum(), z)
     return derivative
+
+
+def per_layer(
+    mu: float | Sequence[float], n_layers: int, output: float | None = None
+) -> list[float]:
+    """One positive penalty weight per layer from one number, a list, or a number and the last's.
+
+    >>> per_layer(20.0, 3, output=5.0)
+    [20.0, 20.0, 5.0]
+    """
+    if isinstance(mu, str):
+        raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
+    values = [float(mu)] * n_layers if isinstance(mu, Real) else [float(value) for value in mu]
+    if len(values) != n_layers:
+        raise ValueError(
+            f"mu needs one value per weight layer: this network has {n_layers}, "
+            f"got {len(values)}. Give {n_layers} values or a single one."
+        )
+    if output is not None:
+        values[-1] = float(output)
+    bad = [value for value in values if not 0 < value < float("inf")]
+    if bad:
+        raise ValueError(f"mu must be positive and finite in every layer, got {bad[0]}.")
+    return values
 
 
 def half_square(values: Tensor) -> Tensor:

@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem, State
+from lpom.methods.base import Batch, Method, Problem, State, from_settings
 from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
 from lpom.methods.regression import Regression
-from lpom.network import Layer
-from lpom.objective import Objective, per_layer, total
+from lpom.graph import Layer
+from lpom.methods.blocks import per_layer
+from lpom.objective import Objective, total
 
 
 @dataclass
 class LiftedState(State):
-    """What the last batch left to look at: its states, the inputs first."""
+    """The weights are all that the next batch needs."""
 
-    mu: list[float] = field(default_factory=list)
-    X: list[Tensor] | None = None
-
-    transient = ("X",)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {}  # the weights are all that the next batch needs
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        return None
+    mu: list[float] = from_settings(list)
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class LiftedNetworks(Method[LiftedState]):
     r"""Block coordinate descent on batches, with penalties that lack LPOM's g; ReLU only.
 
@@ -87,21 +78,43 @@ class LiftedNetworks(Method[LiftedState]):
     )
     costs: ClassVar[str] = "X by non-negative least squares, two products an iteration; W by ridge"
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a larger ridge", "a larger rho")
+
     def init(self, problem: Problem) -> LiftedState:
-        require_relu(problem.network, self.name)
+        require_relu(problem.chain, self.name)
         check_choice("formulation", self.formulation, ("quadratic", "divergence"))
         check_number("rho", self.rho, strict=self.formulation == "divergence", low=0.0)
         check_number("sweeps", self.sweeps, whole=True)
         check_number("iterations", self.iterations, whole=True)
         check_number("ridge", self.ridge)
-        return LiftedState(mu=per_layer(self.mu, len(problem.network)))
+        return LiftedState(mu=per_layer(self.mu, len(problem.chain)))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LiftedState) -> Tensor | None:
         """All states from the output down, then all weights."""
-        network, mu = problem.network, state.mu
+        network = problem.chain
         _, X = network.feed_forward(batch.inputs)
-        outputs, last = X[-1], len(network) - 1
+        outputs = X[-1]
+        self._move_states(problem, batch, X, state.mu)
+        for i, layer in enumerate(network):
+            if layer.map.free:
+                self._move_weights(layer, X[i], X[i + 1], state.mu[i], batch.weight)
+        return outputs
+
+    @torch.no_grad()
+    def settle(self, problem: Problem, batch: Batch, state: LiftedState) -> list[Tensor]:
+        """The states that a step would find, the inputs first; the weights are not touched."""
+        _, X = problem.chain.feed_forward(batch.inputs)
+        self._move_states(problem, batch, X, state.mu)
+        return X
+
+    def _move_states(
+        self, problem: Problem, batch: Batch, X: list[Tensor], mu: list[float]
+    ) -> None:
+        """All states from the output down, in place of the feed-forward ones."""
+        network, last = problem.chain, len(problem.chain) - 1
         norms = [estimated_norm(layer.map) for layer in network.layers[1:]]
         for _ in range(self.sweeps):
             Z = [layer.map.apply(x) for layer, x in zip(network, X[:-1], strict=True)]
@@ -122,17 +135,12 @@ class LiftedNetworks(Method[LiftedState]):
                         norm=norms[i - 1],
                         iterations=self.iterations,
                     )
-        for i, layer in enumerate(network):
-            if layer.map.free:
-                self._move_weights(layer, X[i], X[i + 1], mu[i], batch.weight)
-        state.X = X
-        return outputs
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: LiftedState) -> Objective:
         r"""A layer's gap is its penalty and :math:`\rho / \mu_i \|W_i\|_F^2`."""
-        network, weight = problem.network, batch.weight
-        X = state.X if state.X is not None else network.feed_forward(batch.inputs)[1]
+        network, weight = problem.chain, batch.weight
+        X = self.settle(problem, batch, state)
         gaps = []
         for i, layer in enumerate(network):
             Z = layer.map.apply(X[i])

@@ -10,45 +10,28 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import half_square, ridge_states, slope
-from lpom.methods.optimizers import (
-    Factory,
-    OptimizerState,
-    add_gradient,
-    make_optimizer,
-    set_progress,
-)
+from lpom.methods.optimizers import OptimizerState
 from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, same_data
-from lpom.network import Layer, Lifted
-from lpom.objective import Objective, total
+from lpom.methods.samples import SampleState, least_squares
+from lpom.graph import Graph, Layer, Switches
+from lpom.objective import Objective, adjoint, total, value
+from lpom.weights.adaptive import Factory, Schedule
 
 _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where it is
 
 
 @dataclass
 class MACState(SampleState, OptimizerState):
-    """The states ``X`` of the last batch (the inputs first), the penalty and the epochs done."""
+    """States ``X`` of a whole data set (the inputs first), the penalty and the epochs done."""
 
     mu: float = 1.0
     epochs: int = 0
 
-    def tensors(self) -> dict[str, Tensor] | None:
-        samples = SampleState.tensors(self) or {}
-        memory = OptimizerState.tensors(self) or {}
-        return samples | memory | {"epochs": torch.tensor(self.epochs)}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self.epochs = int(tensors["epochs"])
-        SampleState.load_tensors(self, tensors)
-        memory = {name: tensor for name, tensor in tensors.items() if name[0].isdigit()}
-        OptimizerState.load_tensors(self, memory)
-
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class MAC(Method[MACState]):
     r"""Minimise the quadratic penalty over states, then weights, while the penalty grows (eq. 3).
 
@@ -91,11 +74,18 @@ class MAC(Method[MACState]):
     ridge: float = 1e-3
     optimizer: str | Factory = "adam"
     learning_rate: float = 2e-3
-    schedule: str = "linear"
+    schedule: Schedule = "linear"
 
     name: ClassVar[str] = "mac"
     equation: ClassVar[str] = "loss(X_L, T) + mu/2 sum_i |X_i+1 - phi(Z_i)|^2   (eq. 3)"
     costs: ClassVar[str] = "per layer and sweep four products and a Cholesky factor of W W^T"
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        slower, held = "a smaller learning_rate", "a larger ridge"
+        return {"adaptive": (slower,), "gauss-newton": (held,)}.get(
+            self.weights, (f"{slower} (on batches)", f"{held} (on all rows at once)")
+        )
 
     def init(self, problem: Problem) -> MACState:
         check_number("mu", self.mu)
@@ -105,75 +95,139 @@ class MAC(Method[MACState]):
         check_number("iterations", self.iterations, whole=True)
         check_number("ridge", self.ridge, strict=False)
         check_choice("weights", self.weights, ("auto", "gauss-newton", "adaptive"))
-        for layer in problem.network:
-            if layer.activation.jumps:
+        for node in problem.graph:
+            if node.activation.jumps:
                 raise ValueError(
                     f"mac needs the derivative of every activation, and that of "
-                    f"{layer.activation.name} is zero wherever it exists. Use method='lpom', which "
+                    f"{node.activation.name} is zero wherever it exists. Use method='lpom', which "
                     "trains activations with jumps."
                 )
+        if self.weights == "gauss-newton":
+            problem.chain  # noqa: B018  (raises where there is none)
         state = MACState(mu=self.mu)
         if self.weights != "gauss-newton":
-            state.optimizer = make_optimizer(
-                self.optimizer, problem.network.parameters, self.learning_rate, self.schedule
-            )
+            state.make(problem.graph, self.optimizer, self.learning_rate, self.schedule)
         return state
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: MACState) -> Tensor | None:
         """States from the output down, then the weights of every layer by themselves."""
-        network, last = problem.network, len(problem.network) - 1
         state.mu = min(self.mu * self.mu_factor**state.epochs, self.mu_max)
-        outputs = self._start(network, batch, state)
-        X = state.X
-        for _ in range(self.sweeps):
-            below = network[last].activation.phi(network[last].map.apply(X[last]))
-            X[-1] = problem.loss.prox(below, batch.target, state.mu)
-            for i in range(last, 0, -1):
-                below = network[i - 1].activation.phi(network[i - 1].map.apply(X[i - 1]))
-                X[i] = gauss_newton_states(network[i], below, X[i], X[i + 1])
-        adaptive = self.weights == "adaptive" or (self.weights == "auto" and not batch.whole)
-        if adaptive:
-            self._follow_gradient(network, batch, state)
-        else:
-            for i, layer in enumerate(network):  # independent of each other
-                regression = state.regression(layer.map, i, ridge=self.ridge)
+        X, outputs, switches = self._start(problem, batch, state)
+        self._move_states(problem, batch, X, state.mu, switches)
+        solves = problem.is_chain and (self.weights != "adaptive" and batch.whole)
+        if self.weights == "gauss-newton" or solves:
+            for i, layer in enumerate(problem.chain):  # independent of each other
+                regression = least_squares(layer.map, X[i], batch, ridge=self.ridge)
                 for _ in range(self.iterations):
                     gauss_newton_weights(layer, regression, X[i], X[i + 1], batch.weight)
+        else:
+            self._follow_gradient(problem, batch, X, state, switches)
         return outputs
 
     @torch.no_grad()
+    def settle(self, problem: Problem, batch: Batch, state: MACState) -> list[Tensor]:
+        """The states that a step finds from a feed-forward start; the weights are not touched."""
+        switches: Switches = {}
+        _, X = problem.graph.feed_forward(batch.inputs, switches)
+        self._move_states(problem, batch, X, state.mu, switches)
+        return X
+
+    @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: MACState) -> Objective:
-        network, weight = problem.network, batch.weight
-        X = state.X or network.feed_forward(batch.inputs)[1]
+        graph, weight = problem.graph, batch.weight
+        kept = batch.whole and state.belongs_to(batch)
+        X = state.X if kept else self.settle(problem, batch, state)
         gaps = [
-            total(half_square(X[i + 1] - layer.activation.phi(layer.map.apply(X[i]))), weight)
-            for i, layer in enumerate(network)
+            total(half_square(X[node.index] - node.activation.phi(value(node, X))), weight)
+            for node in graph
         ]
-        loss = total(problem.loss.value(X[-1], batch.target), weight)
-        return Objective(loss, tuple(gaps), (state.mu,) * len(network))
+        loss = total(problem.loss.value(X[graph.output], batch.target), weight)
+        return Objective(loss, tuple(gaps), (state.mu,) * len(graph))
 
     def end_epoch(self, problem: Problem, batch: Batch, state: MACState) -> None:
         state.epochs += 1
+        OptimizerState.end_epoch(state)
 
-    def _start(self, network: Lifted, batch: Batch, state: MACState) -> Tensor | None:
+    def _start(
+        self, problem: Problem, batch: Batch, state: MACState
+    ) -> tuple[list[Tensor], Tensor | None, Switches]:
         """States of this batch: kept, or feed-forward, and then the network's outputs too."""
-        if batch.whole and same_data(batch, state.batch):
-            return None
-        _, state.X = network.feed_forward(batch.inputs)
-        state.batch, state.first = batch, None
-        return state.X[-1]
+        switches: Switches = {}
+        if batch.whole and state.belongs_to(batch):
+            return state.X, None, switches
+        _, X = problem.graph.feed_forward(batch.inputs, switches)
+        outputs = X[problem.graph.output]
+        if not batch.whole:
+            return X, outputs, switches
+        state.start(batch, X)
+        return state.X, outputs, switches
 
-    def _follow_gradient(self, network: Lifted, batch: Batch, state: MACState) -> None:
-        optimizer = state.optimizer
-        assert optimizer is not None  # init made it
-        set_progress(optimizer, self.schedule, state.progress)
-        for i, layer in enumerate(network):
-            Z = layer.map.apply(state.X[i])
-            residual = layer.activation.phi(Z) - state.X[i + 1]
-            pull = residual * slope(layer.activation, Z)
-            add_gradient(layer, state.X[i], pull, state.mu, batch.weight, batch.total_weight)
-        optimizer.step()
+    def _move_states(
+        self, problem: Problem, batch: Batch, X: list[Tensor], mu: float, switches: Switches
+    ) -> None:
+        """Sweeps from the output down, in place: Gauss-Newton steps on a chain, else gradient's."""
+        graph = problem.graph
+        for _ in range(self.sweeps):
+            for node in reversed(graph.nodes):
+                v = node.index
+                below = node.activation.phi(value(node, X, switches))
+                if v == graph.output:
+                    X[v] = problem.loss.prox(below, batch.target, mu)
+                elif problem.is_chain:
+                    X[v] = gauss_newton_states(problem.chain[v], below, X[v], X[v + 1])
+                else:
+                    X[v] = gradient_states(graph, v, below, X, switches)
+
+    def _follow_gradient(
+        self,
+        problem: Problem,
+        batch: Batch,
+        X: list[Tensor],
+        state: MACState,
+        switches: Switches,
+    ) -> None:
+        r"""The gradient of :math:`\mu \|\phi(Z) - X\|^2 / 2` in the weights, as a mean."""
+        assert state.optimizer is not None  # init made it
+        state.set_rates(self.schedule)
+        state.optimizer.zero_grad(set_to_none=True)
+        for node in problem.graph:
+            Z = value(node, X, switches)
+            pull = (node.activation.phi(Z) - X[node.index]) * slope(node.activation, Z)
+            pull = pull * (state.mu / batch.total_weight)
+            if batch.weight is not None:
+                pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
+            found = adjoint(node, X, pull, "weights", switches)
+            for parameter, gradient in zip(node.edge.parameters, found, strict=True):
+                if parameter.requires_grad:
+                    old = parameter.grad
+                    parameter.grad = gradient if old is None else old + gradient
+        state.optimizer.step()
+
+
+def gradient_states(
+    graph: Graph, v: int, below: Tensor, X: list[Tensor], switches: Switches
+) -> Tensor:
+    r"""One gradient step on :math:`\|X_v - below\|^2 + \sum_c \|X_c - \phi(A_c(X))\|^2`, halved.
+
+    ``c`` are the nodes that read the state; each sample by itself goes as far as lowers its cost.
+    """
+    move = below - X[v]
+    for above in graph.consumers[v]:
+        Z = value(above, X, switches)
+        pull = (above.activation.phi(Z) - X[above.index]) * slope(above.activation, Z)
+        move = move - adjoint(above, X, pull, "states", switches)[above.sources.index(v)]
+
+    def cost(share: Tensor) -> Tensor:
+        moved = X[v] + share * move
+        states = [*X[:v], moved, *X[v + 1 :]]
+        own = (moved - below).square().flatten(1).sum(1)
+        for above in graph.consumers[v]:
+            left = X[above.index] - above.activation.phi(value(above, states, switches))
+            own = own + left.square().flatten(1).sum(1)
+        return own.view(share.shape)
+
+    return X[v] + halved(cost, X[v].new_ones(len(X[v]), *[1] * (X[v].ndim - 1))) * move
 
 
 def gauss_newton_states(layer: Layer, below: Tensor, X: Tensor, above: Tensor) -> Tensor:

@@ -35,9 +35,10 @@ def preactivation(
     for low, high in _pieces(activation.kinks):
         slope, offset = _line(activation, low, high, like=z)
         u = (z + ratio * slope * (x - offset)) / (1 + ratio * slope**2)
+        if activation.jumps:  # at its ends phi may take the value of the next piece
+            ends = z.new_tensor([low, high])
+            low, high = torch.nextafter(ends, ends.flip(0)).tolist()
         u = u.clamp(low, high)
-        if activation.jumps and high < float("inf"):  # the upper value is taken at a jump
-            u = u.clamp(max=float(torch.nextafter(z.new_tensor(high), z.new_tensor(low))))
         best = u if best is None else better(cost, best, u)
     assert best is not None  # there is at least one piece
     return best

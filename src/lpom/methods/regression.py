@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lpom.gram import inverse
-from lpom.maps import LinearMap
+from lpom.weights.gram import gram, inverse
+from lpom.graph import Dense
 
 
 @final
@@ -26,7 +26,7 @@ class Regression:
 
     def __init__(
         self,
-        map_: LinearMap,
+        map_: Dense,
         X: Tensor,
         *,
         ridge: float,
@@ -37,7 +37,7 @@ class Regression:
         self.scale = None if weight is None else weight.sqrt()[:, None]
         first = map_.design(X[:1])
         columns, rows = first.shape[1], len(first) * len(X)
-        self.rows = None if rows > columns else map_.gram(X, ridge, weight)
+        self.rows = None if rows > columns else gram(map_.design(X), ridge, weight)
         if self.rows is None:
             total = first.new_zeros(columns, columns)
             for part in self._parts():
@@ -46,7 +46,7 @@ class Regression:
             strength = ridge * total.diagonal().sum() / columns
             self.inverse, _ = inverse(total, strength)
 
-    def step(self, map_: LinearMap, R: Tensor) -> None:
+    def step(self, map_: Dense, R: Tensor) -> None:
         """Move the weights by the solution for ``R = U - A(X; W_old)``, unless they are frozen."""
         if map_.free:
             map_.add_matrix(self.solve(R).T)

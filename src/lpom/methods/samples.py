@@ -2,78 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lpom.data import Batch
-from lpom.maps import LinearMap
-from lpom.methods.base import State
+from lpom.graph import Dense
+from lpom.methods.base import Batch, State
 from lpom.methods.regression import Regression
+
+
+def of_samples(default_factory: Any) -> Any:
+    """A field of a :class:`SampleState` that has a row for every sample."""
+    return field(default_factory=default_factory, metadata={"of_samples": default_factory})
 
 
 @dataclass
 class SampleState(State):
-    """A state whose variables are those of the samples of ``batch``.
+    """A state with variables of all samples: ``X[i]`` are states, the inputs first.
 
-    ``X[i]`` are states, the inputs first. ``variables`` names the lists of tensors to write down;
-    only those of a whole data set can be of use again. ``first``, the regression on the inputs,
-    never changes.
+    ``samples`` tells to which rows they belong, by the fingerprint of their batch. The inputs
+    are there from the first step of a run to its end; neither copies made afterwards nor what is
+    written down have them.
     """
 
-    variables: ClassVar[tuple[str, ...]] = ("X",)
-    transient = ("batch", "first", *variables)
+    X: list[Tensor] = of_samples(list)
+    samples: str = ""
 
-    batch: Batch | None = None
-    X: list[Tensor] = field(default_factory=list)
-    first: Regression | None = None
-
-    def regression(self, map_: LinearMap, i: int, *, ridge: float, chunk: int = 8192) -> Regression:
-        """Least squares of a layer's weights on ``X[i]``; the one on the inputs is made once."""
-        if i == 0 and self.first is not None and self.first.ridge == ridge:
-            return self.first
-        assert self.batch is not None  # X are its states
-        weight = self.batch.weight
-        made = Regression(map_, self.X[i], ridge=ridge, weight=weight, chunk=chunk)
-        if i == 0:
-            self.first = made
-        return made
-
-    def tensors(self) -> dict[str, Tensor] | None:
-        if self.batch is None or not self.batch.whole:
-            return {}
-        kept = {
-            f"{name}.{i}": tensor
-            for name in self.variables
-            for i, tensor in enumerate(getattr(self, name))
-        }
-        weight = {} if self.batch.weight is None else {"weight": self.batch.weight}
-        return kept | weight | {"target": self.batch.target}
-
-    def load_tensors(self, tensors: dict[str, Tensor]) -> None:
-        if "target" not in tensors:
-            return
-        for name in self.variables:
-            count = sum(key.startswith(f"{name}.") for key in tensors)
-            setattr(self, name, [tensors[f"{name}.{i}"] for i in range(count)])
-        self.batch = Batch(self.X[0], tensors["target"], tensors.get("weight"), whole=True)
-
-
-def same_data(batch: Batch, kept: Batch | None) -> bool:
-    """Whether variables that belong to the samples of ``kept`` go on with those of ``batch``."""
-
-    def same(a: Tensor | None, b: Tensor | None) -> bool:
-        if a is None or b is None:
-            return a is b
-        if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+    def belongs_to(self, batch: Batch) -> bool:
+        """Whether the variables are those of these rows, whose inputs are then put in place."""
+        if self.samples != batch.fingerprint:
             return False
-        return a.data_ptr() == b.data_ptr() or torch.equal(a, b)
+        if self.X[0] is not batch.inputs:
+            self.X[0] = batch.inputs
+        return True
 
-    return (
-        kept is not None
-        and same(batch.inputs, kept.inputs)
-        and same(batch.target, kept.target)
-        and same(batch.weight, kept.weight)
-    )
+    def start(self, batch: Batch, X: Sequence[Tensor]) -> None:
+        """Begin anew, with these states for the rows of ``batch``."""
+        self.X, self.samples = list(X), batch.fingerprint
+
+    def without_samples(self) -> State:
+        own = [f for f in fields(self) if "of_samples" in f.metadata]
+        return replace(self, samples="", **{f.name: f.metadata["of_samples"]() for f in own})
+
+    def release(self) -> None:
+        if self.X:
+            self.X[0] = self.X[0].new_empty(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"X": self.X[1:]}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        inputs = [torch.empty(0)] if saved.get("X") else []
+        super().load_state_dict(saved | {"X": inputs + list(saved.get("X", []))})
+
+
+def least_squares(
+    map_: Dense, X: Tensor, batch: Batch, *, ridge: float, chunk: int = 8192
+) -> Regression:
+    """The regression of a layer's weights on the states X; the one on the inputs is made once."""
+    kept: Regression | None = batch.cache.get("regression") if X is batch.inputs else None
+    if kept is not None and kept.map is map_ and kept.ridge == ridge:
+        return kept
+    made = Regression(map_, X, ridge=ridge, weight=batch.weight, chunk=chunk)
+    if X is batch.inputs:
+        batch.cache["regression"] = made
+    return made

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 
 from lpom.checks import check_number
-from lpom.data import Batch
-from lpom.methods.base import Method, Problem
+from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
-from lpom.methods.samples import SampleState, same_data
-from lpom.network import Lifted
-from lpom.objective import Objective, per_layer, total
+from lpom.methods.samples import SampleState, least_squares
+from lpom.graph import Chain
+from lpom.methods.blocks import per_layer
+from lpom.objective import Objective, total
 
 
 @dataclass
 class TikhonovState(SampleState):
     """States of the samples they belong to, the inputs first; other samples start them anew."""
 
-    mu: list[float] = field(default_factory=list)
+    mu: list[float] = from_settings(list)
 
 
 @final
-@dataclass(repr=False, eq=False)
+@dataclass(frozen=True)
 class Tikhonov(Method[TikhonovState]):
     r"""Minimise over states and weights in turn (eq. 10); ReLU only.
 
@@ -56,23 +56,28 @@ class Tikhonov(Method[TikhonovState]):
     costs: ClassVar[str] = "X by non-negative least squares, two products an iteration; W by ridge"
     full_batch: ClassVar[bool] = True
 
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a larger mu", "a larger ridge")
+
     def init(self, problem: Problem) -> TikhonovState:
-        require_relu(problem.network, self.name)
+        require_relu(problem.chain, self.name)
         check_number("iterations", self.iterations, whole=True)
         check_number("ridge", self.ridge, strict=False)
-        return TikhonovState(mu=per_layer(self.mu, len(problem.network)))
+        return TikhonovState(mu=per_layer(self.mu, len(problem.chain)))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: TikhonovState) -> None:
         """From the output down: the state above a layer, then its weights."""
-        network, mu = problem.network, state.mu
+        network, mu = problem.chain, state.mu
         self._start(network, batch, state)
         X, last = state.X, len(network) - 1
         Z = network[last].map.apply(X[last])
         X[-1] = problem.loss.prox(Z, batch.target, mu[last], network[last].activation.lower)
         for i in range(last, -1, -1):
             layer = network[i]
-            state.regression(layer.map, i, ridge=self.ridge).step(layer.map, X[i + 1] - Z)
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge)
+            least.step(layer.map, X[i + 1] - Z)
             if i > 0:
                 Z = network[i - 1].map.apply(X[i - 1])
                 ratio = mu[i] / mu[i - 1]
@@ -88,7 +93,7 @@ class Tikhonov(Method[TikhonovState]):
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: TikhonovState) -> Objective:
-        network, weight = problem.network, batch.weight
+        network, weight = problem.chain, batch.weight
         self._start(network, batch, state)
         X = state.X
         gaps = [
@@ -98,7 +103,6 @@ class Tikhonov(Method[TikhonovState]):
         loss = total(problem.loss.value(X[-1], batch.target), weight)
         return Objective(loss, tuple(gaps), tuple(state.mu))
 
-    def _start(self, network: Lifted, batch: Batch, state: TikhonovState) -> None:
-        if not same_data(batch, state.batch):
-            _, state.X = network.feed_forward(batch.inputs)
-            state.first, state.batch = None, batch
+    def _start(self, network: Chain, batch: Batch, state: TikhonovState) -> None:
+        if not state.belongs_to(batch):
+            state.start(batch, network.feed_forward(batch.inputs)[1])

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any
 
 from lpom.exceptions import LPOMError
-from lpom.history import History
 from lpom.report.judging import HeldBack, Load, held_back, judge
 from lpom.report.pictures import first_layer
 from lpom.runs import Run
 from lpom.tables import Classes
+from lpom.training.history import History
 
 DIGITS = 6  # significant ones; a plot shows fewer
 _ELSEWHERE = ("results", "timing", "versions")  # parts of a config that are no settings

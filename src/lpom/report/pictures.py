@@ -13,7 +13,6 @@ from PIL import Image
 
 from lpom.datasets import Dataset
 from lpom.datasets.base import Array
-from lpom.network import Lifted
 from lpom.predictor import Predictor
 
 UNITS = 48  # shown of the first layer
@@ -34,7 +33,7 @@ def first_layer(predictor: Predictor, data: Dataset) -> dict[str, Any]:
 
     All share one scale, from ``-limit`` to ``limit``; a pixel without a weight is grey.
     """
-    weights = Lifted.from_module(predictor.model).parameters[0].detach().double().numpy()
+    weights = next(predictor.model.parameters()).detach().double().numpy()
     shown = np.sort(np.argsort(-np.linalg.norm(weights, axis=1), kind="stable")[:UNITS])
     place = {name: k for k, name in enumerate(data.feature_names)}
     pixels = np.full((len(shown), len(place)), np.nan)

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from lpom.files import write_atomically
-from lpom.history import Epoch, History
-from lpom.progress import epoch_lines
+from lpom.training.history import Epoch, History
+from lpom.training.progress import epoch_lines
 
 
 def history():

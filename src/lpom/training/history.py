@@ -18,8 +18,9 @@ class Epoch:
 
     ``loss`` and ``score`` are those of the training data, as the network stood when it met each
     batch (after the epoch, where a method does not feed forward with the true activations).
-    ``objective`` and ``gaps`` (one per layer) are those of the epoch's last batch after its step;
-    ``rates`` the factors by which the plain state iteration contracts, one per layer.
+    ``objective`` and ``gaps`` (one per layer) are those of one and the same batch, the probe, after
+    each epoch: the first rows, or a loader's first batch, or all rows for a method that takes all
+    at once. ``rates`` are the factors by which the plain state iteration contracts, one per layer.
     """
 
     epoch: int
@@ -32,6 +33,15 @@ class Epoch:
     validation_score: float | None = None
     gaps: tuple[float, ...] = ()
     rates: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Epoch:
+        """An epoch from its fields, whose lists become tuples again."""
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in record.items()
+        }
+        return cls(**fields)
 
 
 @dataclass

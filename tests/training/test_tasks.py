@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import accuracy_score, r2_score
 
 from lpom import activations
-from lpom.tasks import Score, Task
+from lpom.training.tasks import Score, Task
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-
-from lpom.history import Epoch
+from lpom.training.history import Epoch
 
 
 class Bar:
@@ -18,10 +16,13 @@ class Bar:
 
     def __init__(self, total: int | None, show: bool | None = None) -> None:
         self._total = total
-        self._progress: Progress | None = None
-        self._task = TaskID(0)
+        self._progress: Any = None  # a rich.progress.Progress, where one is shown
+        self._task: Any = None
         self._drawn = 0.0
         if sys.stderr.isatty() if show is None else show:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             self._progress = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

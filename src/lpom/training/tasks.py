@@ -113,7 +113,7 @@ class Task:
     def _decide(self, values: Tensor, threshold: float) -> Tensor:
         if self.kind == "numbers":
             return values
-        if self.kind == "labels" or (self.kind == "coded" and self.loss.name != "cross-entropy"):
+        if self.kind == "labels" or (self.kind == "coded" and not self.loss.exclusive):
             return (values > threshold).long()
         if self.n_outputs == 1:
             return (values[:, 0] > threshold).long()
@@ -147,6 +147,13 @@ class Score:
         else:
             right = self.task.decide(outputs) == self.task.truth(target)
             self._count("right", right.reshape(len(right), -1).all(1) * ones)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._sums, self._rows = dict(saved["sums"]), saved["rows"]
+        self._low, self._high = saved["low"], saved["high"]
 
     def __bool__(self) -> bool:
         """Whether anything was counted."""
@@ -182,24 +189,40 @@ def _fits(loss: Loss, output: Activation) -> bool:
     """Whether the outputs can say yes and no, and give logits where the loss takes them."""
     if loss.logits and max(-output.lower, output.upper) < math.inf:
         return False
-    exclusive = loss.name == "cross-entropy"  # a softmax of numbers of one sign will do
-    return exclusive or not loss.classifies or output.lower < loss.threshold < output.upper
+    if loss.exclusive or not loss.classifies:  # the largest of numbers of one sign will do
+        return True
+    return output.lower < loss.threshold < output.upper
 
 
 def as_targets(y: Any) -> Tensor:
     """A tensor of int64 or floats, or a sentence about what else came."""
     if not isinstance(y, Tensor):
-        array = np.asarray(y)
-        if array.dtype.kind not in "biuf":
-            raise TypeError(
-                f"y must hold numbers, got {array.dtype}. Number the classes from 0, or use "
-                "lpom.MLPClassifier, which takes labels of any kind."
+        y = as_tensor(
+            as_array(
+                y,
+                "y",
+                " Number the classes from 0, or use lpom.MLPClassifier, which takes labels of any "
+                "kind.",
             )
-        y = as_tensor(array)
+        )
+    if y.is_complex():
+        raise TypeError(f"y must hold real numbers, got {y.dtype}.")
     if y.ndim not in (1, 2):
         raise ValueError(f"y needs one or two dimensions, got shape {tuple(y.shape)}.")
     targets: Tensor = y if y.is_floating_point() else y.long()
     return targets
+
+
+def as_array(values: Any, name: str, advice: str = "") -> np.ndarray[Any, Any]:
+    """An array of real numbers in a form that torch can read; copied only if it is not."""
+    if np.ma.isMaskedArray(values) and np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked values. Fill or remove them first.")
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must hold numbers, got {array.dtype}.{advice}")
+    if array.dtype.itemsize > 8:
+        return array.astype(np.float64)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
@@ -210,4 +233,6 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.as_tensor(np.ascontiguousarray(array).reshape(array.shape))
+        if any(stride < 0 for stride in array.strides):
+            array = array.copy()
+        return torch.as_tensor(np.asarray(array))

@@ -1,0 +1,105 @@
+"""Pictures that are flipped and shifted at random whenever they are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
+
+from lpom.checks import check_number
+
+Batch = tuple[Tensor, Tensor]
+
+
+def augmented_loader(
+    X: Any,
+    y: Any,
+    batch_size: int,
+    *,
+    flip: bool = True,
+    crop: int = 4,
+    seed: int = 0,
+    generator: torch.Generator | None = None,
+) -> DataLoader[Batch]:
+    """A data loader of shuffled batches, every picture flipped and cropped in a way of its own.
+
+    The order of the rows, the flips and the crops are all drawn from ``loader.generator`` and from
+    nothing else, one epoch after the other: its state at the beginning of an epoch decides all of
+    it, and seeding it anew starts again from the first.
+
+    Parameters
+    ----------
+    X : (n, channels, rows, columns)
+    y : (n, ...)
+    batch_size : rows of a batch; the last one has what is left
+    flip : whether a picture is mirrored, left to right, in one case of two
+    crop : pixels of zeros put around a picture before one of its size is cut out somewhere
+    seed : where a generator that is not given starts from
+    generator : draws everything; on the CPU
+    """
+    X, y = torch.as_tensor(X), torch.as_tensor(y)
+    if X.ndim != 4 or len(X) == 0 or len(X) != len(y):
+        raise ValueError(
+            "augmented_loader takes pictures X of shape (n, channels, rows, columns), n at least "
+            f"1, and n targets, got X of shape {tuple(X.shape)} and y of shape {tuple(y.shape)}. "
+            "A data set with flat pictures has them as .pictures()."
+        )
+    check_number("batch_size", batch_size, whole=True)
+    check_number("crop", crop, strict=False, whole=True)
+    if generator is None:
+        generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        _Augmented(X, y, flip, crop, generator),
+        batch_size,
+        shuffle=True,
+        generator=generator,
+        collate_fn=_as_it_is,
+    )
+
+
+class _Augmented(TorchDataset[Batch]):
+    """Rows by number, drawn anew each time; a loader asks for a whole batch at once."""
+
+    def __init__(
+        self, X: Tensor, y: Tensor, flip: bool, crop: int, generator: torch.Generator
+    ) -> None:
+        self.X, self.y = X, y
+        self.flip, self.crop, self.generator = flip, crop, generator
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def __getitem__(self, row: int) -> Batch:
+        pictures, targets = self.__getitems__([row])
+        return pictures[0], targets[0]
+
+    def __getitems__(self, rows: Sequence[int]) -> Batch:
+        chosen = torch.tensor(rows, device=self.X.device)
+        pictures = self.X[chosen]
+        if self.flip:
+            pictures = self._flipped(pictures)
+        if self.crop:
+            pictures = self._cropped(pictures)
+        return pictures, self.y[chosen.to(self.y.device)]
+
+    def _flipped(self, pictures: Tensor) -> Tensor:
+        heads = torch.randint(2, (len(pictures), 1, 1, 1), generator=self.generator)
+        return torch.where(heads.bool().to(pictures.device), pictures.flip(3), pictures)
+
+    def _cropped(self, pictures: Tensor) -> Tensor:
+        n, _, n_rows, n_columns = pictures.shape
+        top, left = torch.randint(2 * self.crop + 1, (2, n), generator=self.generator)
+        padded = F.pad(pictures, [self.crop] * 4)
+        # a view of every crop: (n, channels, top, left, rows, columns)
+        crops = padded.unfold(2, n_rows, 1).unfold(3, n_columns, 1)
+        chosen: Tensor = crops[torch.arange(n), :, top, left]
+        return chosen
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,488 @@
+"""Lifted Proximal Operator Machines (Li, Fang, Lin, AAAI 2019): the method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, final
+
+import torch
+from torch import Tensor
+
+from lpom.checks import check_choice, check_number
+from lpom.graph import Graph, Node
+from lpom.methods.base import Batch, Method, Problem, from_settings
+from lpom.methods.optimizers import OptimizerState
+from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
+from lpom.settings import Settings, chosen
+from lpom.states import States
+from lpom.weights.adaptive import Factory, Schedule
+from lpom.weights.blocks import Block, Use, blocks
+from lpom.weights.exact import exact_step
+
+ORDERS = ("interleaved", "top-down", "paper", "parallel")
+#: Power iteration sees the norm from below; the safe step takes this much more than it saw.
+NORM_MARGIN = 1.1
+#: With mu="auto" pulls are this small beside the pre-activations, measured every so many steps.
+RELATIVE_PULL, MEASURE_EVERY = 3e-3, 50
+
+
+@final
+@dataclass(frozen=True)
+class Sweeps(Settings):
+    """How the states of a batch are moved.
+
+    Parameters
+    ----------
+    order : {"interleaved", "top-down", "paper", "parallel"}
+        Interleaved shares one residual between a node's weights and the states below it, and costs
+        what back-propagation costs. Top-down moves all states, then all weights. Paper: states
+        from the bottom up, the output last (a feed-forward start then sends no signal below the
+        last layer in the first sweep). Parallel: every state from the same old ones.
+    most : int
+        Most sweeps over the states of a batch.
+    rule : {"auto", "plain", "safe"}
+        The paper's iteration, or the damped one that cannot raise the objective. Auto is plain
+        for a single interleaved sweep, else safe.
+    tolerance : float
+        Stop sweeping when no node's pre-activations change by more than this, relative to their
+        norm.
+    """
+
+    order: str = "interleaved"
+    most: int = 1
+    rule: str = "auto"
+    tolerance: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("order", self.order, ORDERS)
+        check_choice("rule", self.rule, ("auto", "plain", "safe"))
+        check_number("most", self.most, whole=True)
+        check_number("tolerance", self.tolerance, strict=False)
+
+    @property
+    def safe(self) -> bool:
+        """Whether states move by the safe step."""
+        if self.rule == "auto":
+            return self.order != "interleaved" or self.most > 1
+        return self.rule == "safe"
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive(Settings):
+    """Give the gradient of each weight's convex problem to an optimiser.
+
+    Parameters
+    ----------
+    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of the
+        parameters that returns an optimiser with a learning rate of its own
+    learning_rate : float
+    schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
+        returns one of torch's schedulers, which then takes a step after every epoch
+    """
+
+    optimizer: str | Factory = "adam"
+    learning_rate: float = 2e-3
+    schedule: Schedule = "linear"
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Settings):
+    """Solve each weight problem by Algorithm 2.
+
+    Parameters
+    ----------
+    iterations : int
+        Iterations of Algorithm 2 in a step.
+    ridge : float or (float, float)
+        Relative to the size of the states. Of a pair the ridge grows over the run, geometrically
+        from the first to the second number: it holds the weights to the old ones, so the last
+        steps average over many batches.
+    """
+
+    iterations: int = 1
+    ridge: float | tuple[float, float] = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("iterations", self.iterations, whole=True)
+        self.ridge_at(0.0)
+
+    def ridge_at(self, progress: float) -> float:
+        """The ridge at this share of the run."""
+        if isinstance(self.ridge, Sequence):
+            return geometric(check_pair("ridge", self.ridge), progress)
+        check_number("ridge", self.ridge, strict=False)
+        return self.ridge
+
+
+@final
+@dataclass(frozen=True)
+class Straight(Settings):
+    """Jumps stay jumps in the network; states move as if they were ramps of this width."""
+
+    width: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number("width", self.width)
+
+
+@final
+@dataclass(frozen=True)
+class Continuation(Settings):
+    """The network is trained with ramps whose width shrinks geometrically over the run."""
+
+    first: float = 1.0
+    last: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_pair("width", (self.first, self.last))
+
+
+@dataclass
+class LPOMState(OptimizerState):
+    """Optimiser, weights of the gaps by node, norm vectors of the safe step by node and source."""
+
+    mu: list[float] = from_settings(list)
+    measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
+    vectors: dict[str, Tensor] = field(default_factory=dict)
+    blocks: list[Block] = from_settings(list)
+    steps: int = 0
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        super().load_state_dict(saved)
+        self.mu = self.measured or self.mu
+
+
+@final
+@dataclass(frozen=True)
+class LPOM(Method[LPOMState]):
+    r"""Train by block coordinate descent on the lifted objective, without back-propagation.
+
+    .. math:: \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, A_v(X_{sources}; W))
+
+    Parameters
+    ----------
+    mu : float, one per node, a mapping from patterns of names, or "auto"
+        Weight of each node's gap. Auto chooses it for every node from the size of the signal that
+        comes down to it, so that pulls stay clear of rounding and of saturation.
+    states : Sweeps
+        How states move: ``Sweeps(order="top-down", most=3, rule="safe")``.
+    weights : Adaptive or Exact
+        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)`` or ``Exact(ridge=0.1)``.
+    jumps : Straight or Continuation
+        How activations without a derivative (step, sign, staircase, ...) are trained.
+    """
+
+    mu: Mu | Literal["auto"] = 20.0
+    states: Sweeps = Sweeps()
+    weights: Adaptive | Exact = Adaptive()
+    jumps: Straight | Continuation = Straight()
+
+    name: ClassVar[str] = "lpom"
+    equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i D_i(X_i+1, Z_i)   (eq. 18)"
+    costs: ClassVar[str] = "the products of back-propagation; each further sweep two per layer"
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # names of settings stand for the settings
+        put(self, "states", chosen("states", self.states, {"sweeps": Sweeps}))
+        put(self, "weights", chosen("weights", self.weights, {"adaptive": Adaptive, "exact": Exact}))
+        kinds = {"straight": Straight, "continuation": Continuation}
+        put(self, "jumps", chosen("jumps", self.jumps, kinds))
+
+    @torch.no_grad()
+    def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
+        """Feed forward; then sweeps over the states, with the weights between or after them."""
+        if isinstance(self.weights, Adaptive):
+            state.set_rates(self.weights.schedule)
+        states = self._feed_forward(problem, batch, state, once=self._once)
+        outputs = states.outputs
+        if self.states.order == "interleaved":
+            for _ in self._sweeps(states):
+                waiting: dict[Block, list[Use]] = {}
+                states.pull(problem.graph[problem.graph.output], self._loss_pull(states, problem, batch, state))
+                for node in reversed(states.graph.nodes):
+                    residual = states.move(node, self._alpha(states, node, problem, state))
+                    self._visit(states, node, residual, batch, state, waiting)
+                self._update(states, state)
+        else:
+            self._settle(states, problem, batch, state)
+            waiting = {}
+            for node in states.graph:
+                self._visit(states, node, states.residual(node), batch, state, waiting)
+            self._update(states, state)
+        state.steps += 1
+        return outputs if states.graph is problem.graph else None
+
+    def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
+        """Move all states, the weights standing still, in the order that is set."""
+        graph, order = states.graph, self.states.order
+        bottom_up = order in ("paper", "parallel")
+        for _ in self._sweeps(states):
+            nodes = graph.nodes if bottom_up else graph.nodes[::-1]
+            if order == "parallel":
+                for node in nodes:
+                    self._gather(states, node, problem, batch, state)
+            for node in nodes:
+                if order != "parallel":
+                    self._gather(states, node, problem, batch, state)
+                states.move(node, self._alpha(states, node, problem, state))
+
+    def _visit(
+        self,
+        states: States,
+        node: Node,
+        residual: Tensor | None,
+        batch: Batch,
+        state: LPOMState,
+        waiting: dict[Block, list[Use]],
+    ) -> None:
+        """Hand a residual down and to the weights: as gradients, or as a use of Algorithm 2.
+
+        Weights with several uses wait until the last of them has been here.
+        """
+        if isinstance(self.weights, Adaptive):
+            total = len(batch) if batch.weight is None else batch.total_weight
+            states.carry_back(node, residual, batch.weight, total)
+            return
+        states.pull_back(node, residual)
+        for block in state.blocks:
+            if node.index not in block.uses:
+                continue
+            uses = waiting.setdefault(block, [])
+            share = state.mu[node.index] / max(state.mu[v] for v in block.uses)
+            uses.append(states.use(node, batch.weight, share, fresh=block.alone))
+            if len(uses) == len(block.uses):
+                ridge = self.weights.ridge_at(state.progress)
+                if exact_step(block, uses, iterations=self.weights.iterations, ridge=ridge):
+                    state.remark(
+                        "rank-deficient",
+                        f"the exact weight step of {block.names[0]} met states that are rank-"
+                        f"deficient (batch of {len(batch)}); their pseudo-inverse was taken. Set "
+                        "ridge above 0 (0.1 works for most networks).",
+                    )
+
+    def _update(self, states: States, state: LPOMState) -> None:
+        if state.optimizer is not None:
+            states.drop_old_gradients()
+            state.optimizer.step()
+        states.weights_moved()
+
+    def _sweeps(self, states: States) -> Iterator[int]:
+        """As many sweeps as allowed, or until the states hardly change."""
+        for sweep in range(self.states.most):
+            before = list(states.P)
+            yield sweep
+            if self.states.tolerance > 0 and _change(before, states) < self.states.tolerance:
+                return
+
+    def _gather(
+        self, states: States, node: Node, problem: Problem, batch: Batch, state: LPOMState
+    ) -> None:
+        states.gather(node)
+        if node.index == states.graph.output:
+            states.pull(node, self._loss_pull(states, problem, batch, state))
+
+    def _loss_pull(
+        self, states: States, problem: Problem, batch: Batch, state: LPOMState
+    ) -> Tensor:
+        """The pull of the loss on the outputs, in units of their pre-activations (eq. 28)."""
+        gradient = problem.loss.gradient(states.outputs, batch.target)
+        return gradient / states.mu[states.graph.output]
+
+    def _alpha(
+        self, states: States, node: Node, problem: Problem, state: LPOMState
+    ) -> Tensor | float | None:
+        """The share of the way that a state goes, from power iterations on the edges above it."""
+        if not self.states.safe:
+            return None
+        v, gamma = node.index, states.soft[node.index].activation.lipschitz
+        rate: Tensor | float = 0.0
+        if v == states.graph.output:
+            rate = gamma * problem.loss.lipschitz / state.mu[v]
+        for above in states.graph.consumers[v]:
+            key = f"{above.index} {v}"
+            norm, state.vectors[key] = edge_norm(
+                above.edge,
+                v,
+                states.X,
+                state.vectors.get(key),
+                iterations=2 if key in state.vectors else 20,
+                switches=states.switches,
+            )
+            slope = gamma * states.soft[above.index].activation.lipschitz
+            rate = rate + NORM_MARGIN * state.mu[above.index] / state.mu[v] * slope * norm**2
+        return 1 / (1 + rate)
+
+    # what surrounds the steps
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        if isinstance(self.weights, Adaptive):
+            return ("a smaller learning_rate", "a larger mu")
+        return ("a larger ridge", "a larger mu")
+
+    def with_learning_rate(self, rate: float) -> LPOM:
+        if not isinstance(self.weights, Adaptive):
+            raise ValueError(
+                "exact weights have no learning rate; leave learning_rate_init=None, or use "
+                "weights='adaptive'."
+            )
+        return self.with_params(weights__learning_rate=rate)
+
+    def init(self, problem: Problem) -> LPOMState:
+        graph, loss = problem.graph, problem.loss
+        auto = self.mu == "auto"
+        state = LPOMState(mu=per_node(20.0 if auto else self.mu, graph))  # type: ignore[arg-type]
+        if self.states.safe and math.isinf(loss.lipschitz):
+            raise ValueError(
+                f"the safe step needs a loss with a Lipschitz gradient, which {loss!r} does not "
+                "have: give it some smoothing, or use Sweeps(rule='plain')."
+            )
+        if isinstance(self.weights, Adaptive):
+            by = self.weights
+            state.make(graph, by.optimizer, by.learning_rate, by.schedule)
+        else:
+            state.blocks = blocks(graph)
+        return state
+
+    @property
+    def _once(self) -> bool:
+        """Whether every edge is evaluated but once in a step."""
+        return self.states == Sweeps() and isinstance(self.weights, Adaptive)
+
+    def _feed_forward(
+        self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False
+    ) -> States:
+        graph, soft = self.as_trained(problem.graph, state.progress), None
+        if graph.jumps:
+            assert isinstance(self.jumps, Straight)
+            soft = graph.smoothed(self.jumps.width)
+            if not once:  # everything that goes beyond one sweep wants one function throughout
+                graph, soft = soft, None
+        if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
+            self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
+        return States(graph, batch.inputs, state.mu, soft=soft, once=once)
+
+    def as_trained(self, graph: Graph, progress: float) -> Graph:
+        """The network at this share of the run: with continuation, jumps as ramps."""
+        if graph.jumps and isinstance(self.jumps, Continuation):
+            return graph.smoothed(geometric((self.jumps.first, self.jumps.last), progress))
+        return graph
+
+    def as_measured(self, graph: Graph, progress: float) -> Graph:
+        """The network whose gaps are finite: jumps are ramps, whichever way they are trained."""
+        graph = self.as_trained(graph, progress)
+        return graph.smoothed(self.jumps.width) if isinstance(self.jumps, Straight) else graph
+
+    def _measure(
+        self, states: States, problem: Problem, batch: Batch, state: LPOMState
+    ) -> None:
+        r"""Set every mu such that the pull on a state is `RELATIVE_PULL` of its pre-activations.
+
+        :math:`\mu_v G_v` hardly depends on the mu above it: it is about the gradient of the loss.
+        """
+        graph = states.graph
+        states.pull(graph[graph.output], self._loss_pull(states, problem, batch, state))
+        wanted = list(state.mu)
+        for node in reversed(graph.nodes):
+            pull = states.pulls[node.index]
+            if pull is not None:
+                size = states.Z(node).square().mean().sqrt()
+                ratio = float(pull.square().mean().sqrt() / size) if float(size) > 0 else 0.0
+                if 0 < ratio < math.inf:
+                    wanted[node.index] = state.mu[node.index] * ratio / RELATIVE_PULL
+            states.pull_back(node, states.move(node))
+        limited = [min(max(mu, 1e-4), 1e6) for mu in wanted]
+        old = state.mu if state.steps else limited
+        state.mu = state.measured = [math.sqrt(a * b) for a, b in zip(old, limited, strict=True)]
+
+    @torch.no_grad()
+    def settle(self, problem: Problem, batch: Batch, state: LPOMState) -> tuple[States, Graph]:
+        """The states of a batch after the sweeps, the weights untouched; and their graph."""
+        graph = self.as_measured(problem.graph, state.progress)
+        states = States(graph, batch.inputs, state.mu)
+        state = replace(state, vectors=dict(state.vectors))
+        if self.states.order != "interleaved":
+            self._settle(states, problem, batch, state)
+            return states, graph
+        for _ in self._sweeps(states):
+            states.pull(graph[graph.output], self._loss_pull(states, problem, batch, state))
+            for node in reversed(graph.nodes):
+                states.pull_back(node, states.move(node, self._alpha(states, node, problem, state)))
+        return states, graph
+
+    @torch.no_grad()
+    def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
+        states, graph = self.settle(problem, batch, state)
+        return evaluate(
+            graph, problem.loss, states.X, batch.target, state.mu, batch.weight, states.switches
+        )
+
+    def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
+        graph = self.as_measured(problem.graph, state.progress)
+        _, X = graph.feed_forward(batch.inputs)
+        return spectral_rates(graph, problem.loss, state.mu, X)[1]
+
+    @torch.no_grad()
+    def end_epoch(self, problem: Problem, batch: Batch, state: LPOMState) -> None:
+        """Sweep a batch once more with the weights standing still, and see whether F falls."""
+        state.end_epoch()
+        if self.states.most == 1:
+            return
+        graph = self.as_measured(problem.graph, state.progress)
+        start = States(graph, batch.inputs, state.mu)
+        before = evaluate(
+            graph, problem.loss, start.X, batch.target, state.mu, batch.weight, start.switches
+        ).total
+        states, _ = self.settle(problem, batch, state)
+        after = evaluate(
+            graph, problem.loss, states.X, batch.target, state.mu, batch.weight, states.switches
+        ).total
+        # each gap is known to a few units in the last place; NaN counts as a rise
+        size = sum(
+            mu * (X.numel() + float(X.detach().square().sum()))
+            for mu, X in zip(state.mu[1:], states.X[1:], strict=True)
+        )
+        if not after <= before + 10 * torch.finfo(batch.inputs.dtype).eps * size:
+            state.remark(
+                "diverging sweep",
+                f"the sweeps over the states diverge: they raise the objective of a batch from "
+                f"{before:.3g} to {after:.3g}. Use Sweeps(rule='safe'), or a mu that falls towards "
+                "the output.",
+            )
+
+
+def _change(before: Sequence[Tensor | None], states: States) -> float:
+    """The largest relative change of any node's pre-activations.
+
+    Not of its states: where phi is flat these stand still while the former are on their way.
+    """
+    largest = 0.0
+    for node in states.graph:
+        new, old = states.P[node.index], before[node.index]
+        if new is None:
+            continue
+        old = states.Z(node) if old is None else old
+        size = torch.linalg.vector_norm(old).clamp_min(torch.finfo(old.dtype).tiny)
+        change = float(torch.linalg.vector_norm(new - old) / size)
+        largest = max(largest, change if change == change else math.inf)
+    return largest
+
+
+def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
+    """Two positive numbers: what a setting is at the start of a run, and at its end."""
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"{name} should be a pair of numbers, (first, last), got {pair!r}.")
+    first, last = pair
+    check_number(f"{name}'s first number", first)
+    check_number(f"{name}'s last number", last)
+    return first, last
+
+
+def geometric(ends: tuple[float, float], progress: float) -> float:
+    """Between the two ends, at this share of the run, by equal factors."""
+    first, last = ends
+    return first * math.pow(last / first, progress)

@@ -1,0 +1,94 @@
+"""Networks whose layers follow one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import nn
+
+from lpom import activations
+from lpom.activations import Activation
+from lpom.checks import check_choice, check_number
+from lpom.networks.mlp import mlp as perceptron
+from lpom.networks.layers import Layers, gain
+
+SIDE = 32  # of the pictures that LeNet-5 and VGG5 were made for
+POOLINGS: dict[str, type[nn.MaxPool2d] | type[nn.AvgPool2d]] = {
+    "max": nn.MaxPool2d,
+    "avg": nn.AvgPool2d,
+}
+
+
+def mlp(
+    input_shape: Sequence[int],
+    n_outputs: int,
+    seed: int,
+    *,
+    hidden: Sequence[int] = (300, 100),
+    activation: str | Activation | nn.Module = "relu",
+) -> nn.Module:
+    """Fully connected layers, 300-100 unless `hidden` says otherwise."""
+    sizes = [math.prod(input_shape), *hidden, n_outputs]
+    return nn.Sequential(nn.Flatten(), *perceptron(sizes, activations.get(activation), seed=seed))
+
+
+def lenet5(
+    input_shape: Sequence[int],
+    n_outputs: int,
+    seed: int,
+    *,
+    pool: str = "max",
+    activation: str | Activation | nn.Module = "relu",
+) -> nn.Module:
+    """LeNet-5: 5x5 convolutions of 6 and 16 channels, pooled, then layers of 120 and 84.
+
+    As in LeCun et al. (1998) but for the full second convolution, the pooling without weights and
+    the output, which is linear. Pictures smaller than 32x32 are padded to that with zeros.
+    """
+    check_choice("pool", pool, tuple(POOLINGS))
+    channels, *sides = input_shape
+    phi = activations.get(activation)
+    layers, scale = Layers(seed), gain(phi)
+    left = [((max(side, SIDE) - 4) // 2 - 4) // 2 for side in sides]  # after both poolings
+    return nn.Sequential(
+        layers.convolution(channels, 6, 5, padding=_missing(sides), gain=scale),
+        phi.to_module(),
+        POOLINGS[pool](2),
+        layers.convolution(6, 16, 5, gain=scale),
+        phi.to_module(),
+        POOLINGS[pool](2),
+        nn.Flatten(),
+        layers.linear(16 * math.prod(left), 120, gain=scale),
+        phi.to_module(),
+        layers.linear(120, 84, gain=scale),
+        phi.to_module(),
+        layers.linear(84, n_outputs),
+    )
+
+
+def vgg5(input_shape: Sequence[int], n_outputs: int, seed: int, *, width: float = 1.0) -> nn.Module:
+    """VGG5: four 3x3 convolutions of 128, 256, 512 and 512 channels, each pooled; `width` scales.
+
+    As in the literature on CIFAR-10 without back-propagation (equilibrium propagation, predictive
+    coding): ReLU, no normalisation, maxima over 2x2 after every convolution, and no padding in the
+    last one, so that one position is left of a 32x32 picture. Smaller ones are padded to that.
+    """
+    check_number("width", width)
+    n_channels, *sides = input_shape
+    layers = Layers(seed)
+    (down, across), modules = _missing(sides), []
+    for k, channels in enumerate((128, 256, 512, 512)):
+        padding = [(1 + down, 1 + across), (1, 1), (1, 1), (0, 0)][k]
+        n_inputs, n_channels = n_channels, max(round(width * channels), 1)
+        convolution = layers.convolution(n_inputs, n_channels, 3, padding=padding)
+        modules += [convolution, nn.ReLU(), nn.MaxPool2d(2)]
+    left = [(max(side, SIDE) // 8 - 2) // 2 for side in sides]
+    classifier = layers.linear(n_channels * math.prod(left), n_outputs)
+    return nn.Sequential(*modules, nn.Flatten(), classifier)
+
+
+def _missing(sides: Sequence[int]) -> tuple[int, int]:
+    """Zeros to add at each end of the rows and columns, so that there are 32."""
+    down, across = (math.ceil(max(SIDE - side, 0) / 2) for side in sides)
+    return down, across

@@ -1,0 +1,244 @@
+"""Checkpoints: a run on disk, from which it goes on bit for bit.
+
+A checkpoint is one safetensors file. Its tensors are those of ``Trainer.state_dict()``, and all
+else stands as JSON among its metadata; its name ends with the checksum of all its bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from lpom.checks import check_number
+from lpom.exceptions import CheckpointError, warn
+from lpom.files import check_writable, remove_parts, write_atomically
+from lpom.training.signals import Signals
+
+_FORMAT = "lpom-run-1"
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is kept, and how often.
+
+    Parameters
+    ----------
+    folder : path
+        Of this one run; it is made if it is not there.
+    every_minutes, every_epochs : numbers, or None
+        A checkpoint is due when this long has passed since the last one, after a step; and at the
+        end of every so many epochs. 0 minutes: after every step.
+    keep : int
+        How many of the latest are kept. Should one turn out damaged, the one before it serves.
+    """
+
+    folder: str | Path
+    every_minutes: float | None = 1.0
+    every_epochs: int | None = None
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every_minutes is not None:
+            check_number("every_minutes", self.every_minutes, strict=False)
+        if self.every_epochs is not None:
+            check_number("every_epochs", self.every_epochs, whole=True)
+        check_number("keep", self.keep, whole=True)
+
+
+class RunFolder:
+    """The folder of a run while this process is the one that may write to it.
+
+    A context manager: inside, the folder is locked, and signals that would end the process wait
+    for the next checkpoint. The lock is the system's, so a process that died holds none.
+    """
+
+    def __init__(self, plan: Checkpoint) -> None:
+        self.plan = plan
+        self.folder = Path(plan.folder)
+        self.signals = Signals()
+        self._lock: IO[bytes] | None = None
+        self._written = time.monotonic()
+
+    def __enter__(self) -> RunFolder:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_writable(self.folder)
+        self._lock = (self.folder / _LOCK).open("ab")
+        try:
+            _lock(self._lock)
+        except OSError:
+            self._lock.close()
+            raise CheckpointError(
+                f"another process is training in {self.folder}. Wait until it has ended, or use "
+                "another folder."
+            ) from None
+        remove_parts(self.folder)  # of a process that was killed while it wrote
+        self.signals.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+        self.signals.__exit__(kind, error, trace)
+
+    def files(self) -> list[Path]:
+        """All checkpoints, the latest first."""
+        return sorted(self.folder.glob("*-*.safetensors"), reverse=True)
+
+    def newest(self) -> dict[str, Any] | None:
+        """The latest checkpoint that is whole; None if there has never been one."""
+        damaged = []
+        for path in self.files():
+            try:
+                found = read(path)
+            except CheckpointError as error:
+                damaged.append(str(error))
+                continue
+            if damaged:
+                warn(f"{' '.join(damaged)} The run goes on from {path.name}.", UserWarning)
+            return found
+        if damaged:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole: {' '.join(damaged)} Copy them again, or "
+                "remove the folder to start again."
+            )
+        return None
+
+    def due(self, epochs: int, epoch_ended: bool) -> bool:
+        """Whether it is time for a checkpoint."""
+        minutes, every = self.plan.every_minutes, self.plan.every_epochs
+        if minutes is not None and time.monotonic() - self._written >= 60 * minutes:
+            return True
+        return every is not None and epoch_ended and epochs % every == 0
+
+    def write(self, run: dict[str, Any]) -> bool:
+        """Keep the run, and of the earlier checkpoints as many as planned; whether that went well.
+
+        Where there is no room, what was kept before stays, and the run can go on.
+        """
+        kept = self.files()
+        number = int(kept[0].name.partition("-")[0]) + 1 if kept else 1
+        content = encode(run)
+        path = self.folder / f"{number:08d}-{_checksum(content)}.safetensors"
+        try:
+            write_atomically(path, content)
+        except OSError as error:
+            left = f"{kept[0].name} stays as it was" if kept else "there is none yet"
+            warn(
+                f"no checkpoint could be written to {self.folder} ({error.strerror}); {left}, and "
+                "training goes on.",
+                UserWarning,
+            )
+            return False
+        finally:
+            self._written = time.monotonic()
+        for old in kept[self.plan.keep - 1 :]:
+            old.unlink(missing_ok=True)
+        return True
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What :meth:`RunFolder.write` was given, or what is wrong with the file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read ({error.strerror}).") from error
+    if _checksum(content) != path.stem.partition("-")[2]:
+        raise CheckpointError(f"{path} is damaged: it does not have the checksum in its name.")
+    try:
+        return decode(content)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint of this version ({error}).") from error
+
+
+def encode(run: dict[str, Any]) -> bytes:
+    """Tensors and plain values, nested in lists and dictionaries, as one safetensors file."""
+    tensors: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
+
+    def plain(value: Any) -> Any:
+        match value:
+            case None | bool() | int() | str():
+                return value
+            case float():
+                return value if math.isfinite(value) else {"$float": str(value)}
+            case Tensor():
+                return tensor(value)
+            case dict():
+                return {str(name): plain(inner) for name, inner in value.items()}
+            case list() | tuple():
+                return [plain(inner) for inner in value]
+        raise TypeError(
+            f"a checkpoint holds tensors and plain values, got {type(value).__name__}: {value!r}."
+        )
+
+    def tensor(value: Tensor) -> dict[str, Any]:
+        # products round otherwise in another layout: the order of dimensions in memory is kept
+        order = sorted(range(value.ndim), key=lambda d: -value.stride()[d])
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in names:
+            names[key] = str(len(names))
+            tensors[names[key]] = _own(value.detach().permute(order).contiguous().cpu())
+        return {"$tensor": names[key], "order": order}
+
+    text = json.dumps(plain(run), allow_nan=False)
+    return safetensors.torch.save(tensors, {"format": _FORMAT, "run": text})
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """What :func:`encode` was given; tuples are lists, and keys texts."""
+    tensors = safetensors.torch.load(content)
+    length = int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
+    if metadata["format"] != _FORMAT:
+        raise ValueError(f"its format is {metadata['format']!r}, expected {_FORMAT!r}")
+
+    def full(value: Any) -> Any:
+        match value:
+            case {"$float": text}:
+                return float(text)
+            case {"$tensor": name, "order": order}:
+                back = sorted(range(len(order)), key=order.__getitem__)
+                return tensors[name].clone().permute(back)  # into memory of torch's own alignment
+            case dict():
+                return {name: full(inner) for name, inner in value.items()}
+            case list():
+                return [full(inner) for inner in value]
+        return value
+
+    run: dict[str, Any] = full(json.loads(metadata["run"]))
+    return run
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The tensor in memory of its own: safetensors writes nothing that is shared."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Raise OSError if another open file has the lock."""
+    if os.name == "posix":
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

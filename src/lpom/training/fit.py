@@ -1,0 +1,259 @@
+"""fit() and evaluate(): what users call, checked and turned into a run of the training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lpom import methods
+from lpom.checks import as_device, check_number
+from lpom.exceptions import CheckpointError
+from lpom.losses import Loss
+from lpom.methods import Method, Problem, State
+from lpom.training.callbacks import Callback, EarlyStopping
+from lpom.training.checkpoints import Checkpoint, RunFolder
+from lpom.training.randomness import Generators, as_seed, seeded
+from lpom.training.signature import Signature
+from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
+from lpom.training.tasks import Task
+from lpom.training.trainer import Result, Trainer, copied, measure
+
+_DEFAULT_ROWS = 100  # of a batch
+
+
+def fit(
+    model: nn.Module,
+    X: Any,
+    y: Any = None,
+    *,
+    method: str | Method[Any] = "lpom",
+    loss: str | Loss = "auto",
+    epochs: int = 10,
+    batch_size: int | None = None,
+    validation_data: Any = None,
+    sample_weight: Any = None,
+    seed: int | None = None,
+    device: str | torch.device | None = None,
+    callbacks: Callback | Iterable[Callback] = (),
+    early_stopping: EarlyStopping | bool = False,
+    progress: bool | None = None,
+    state: State | None = None,
+    endless: bool = False,
+    checkpoint: str | Path | Checkpoint | None = None,
+) -> Result:
+    """Train ``model`` in place.
+
+    Parameters
+    ----------
+    model : any torch module that torch.fx can follow, made of layers that are affine (Linear,
+        convolutions, pooling, normalisation, ...) and of activations
+    X, y : tensors or arrays; or a ``DataLoader`` as X alone
+        Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers.
+    method : name or Method
+    loss : name or Loss; "auto" follows y, see :meth:`lpom.training.tasks.Task.infer`
+    batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
+        all in any case
+    validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
+    seed : fixes all that is drawn: the order of the batches, also of a ``DataLoader``, whose
+        generators it seeds, and what torch's global generator gives during the run (dropout).
+        That generator goes on afterwards as if nothing had been drawn. Without a seed, one is
+        drawn from it
+    device : where to move the model; by default it stays where it is
+    callbacks : called with each :class:`~lpom.Epoch`; one that returns ``True`` stops the run
+    early_stopping : True, or an :class:`EarlyStopping` with its own patience
+    progress : whether to draw a bar; by default on a terminal
+    state : of an earlier run of the same method, to begin with: the memory of an optimiser of
+        the same kind and options, variables of the same rows. What does not fit other settings
+        starts anew; ``state`` itself stays as it is
+    checkpoint : a folder for this one run, or a :class:`Checkpoint` with one
+        There the run is kept, every minute by default, and from there the same call goes on,
+        after whatever has ended the process, to the result it would have had: the same weights
+        and history, bit for bit, with the same number of threads. Called once more after the end,
+        it returns that result. The data, and what a ``DataLoader`` makes of the same states of
+        its generators and of torch's, must be the same. SIGTERM and Ctrl-C let the step
+        end and write a checkpoint; after SIGTERM the program then exits with 143
+    endless : whether this is a piece of a stream, so that there is no plan which schedules could
+        follow: they stay at their start
+
+    Returns
+    -------
+    Result
+    """
+    method = methods.get(method)
+    check_number("epochs", epochs, whole=True)
+    stopper = EarlyStopping() if early_stopping is True else early_stopping or None
+    if stopper is not None and not isinstance(stopper, EarlyStopping):
+        raise TypeError(
+            f"early_stopping must be True, False or an EarlyStopping, got {early_stopping!r}; for "
+            "example early_stopping=lpom.EarlyStopping(patience=3)."
+        )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    if device is not None:
+        model.to(as_device(device))
+    place = _place(model)
+    with ExitStack() as stack:
+        folder = None if checkpoint is None else stack.enter_context(RunFolder(checkpoint))
+        saved = None if folder is None else folder.newest()
+        if seed is None and saved is not None:
+            seed = saved["run"]["seed"]
+        known = as_seed(seed)
+        stack.enter_context(seeded(known, place))
+        if isinstance(X, DataLoader):
+            loader = _from_loader(X, y, method, batch_size, sample_weight)
+            for generator in loader.generators if seed is not None else ():
+                generator.manual_seed(known)
+            generators = Generators(place, loader.generators)
+            rows, targets = loader.first()
+            takes = loader.takes = Signature.of(model, rows)
+            task = loader.task = _task(takes, targets, loss)
+            train: Source = loader
+        else:
+            takes = Signature.of(model, X)
+            task = _task(takes, y, loss)
+            size = _rows_per_step(X, method, batch_size)
+            order = torch.Generator().manual_seed(known)
+            generators = Generators(place, [order])
+            train = Arrays(
+                X, y, task, takes, batch_size=size, weight=sample_weight, generator=order
+            )
+        problem = Problem(takes.graph, task.loss, model)
+        trainer = Trainer(
+            model,
+            problem,
+            task,
+            method,
+            _state(method, problem, state),
+            train,
+            _validation_source(validation_data, task, takes),
+            epochs=int(epochs),
+            seed=known,
+            generators=generators,
+            early_stopping=stopper,
+            callbacks=(callbacks,) if callable(callbacks) else tuple(callbacks),
+            endless=endless,
+            folder=folder,
+        )
+        if folder is not None and saved is not None:
+            _go_on(trainer, saved, folder)
+        return trainer.run(progress)
+
+
+def evaluate(
+    model: nn.Module, X: Any, y: Any = None, *, loss: str | Loss = "auto"
+) -> tuple[float, float]:
+    """Mean loss, and accuracy or R2, of a plain forward pass; nothing is drawn for good."""
+    device = _place(model, training=False)
+    source: Source
+    if isinstance(X, DataLoader):
+        _check_no_targets(y)
+        source = Loader(X)
+        with Generators(device, source.generators).untouched():
+            rows, targets = source.first()
+            takes = source.takes = Signature.of(model, rows)
+            task = source.task = _task(takes, targets, loss)
+            measured = measure(model, source, task)
+    else:
+        takes = Signature.of(model, X)
+        task = _task(takes, y, loss)
+        source = to_measure(X, y, task, takes)
+        with Generators(device, []).untouched():
+            measured = measure(model, source, task)
+    return measured.loss, measured.score
+
+
+def _place(model: nn.Module, *, training: bool = True) -> torch.device:
+    """The device of a model that has weights, and some that may move if it is to be trained."""
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ValueError(
+            "the model has no weights to train; expected a torch module with layers such as "
+            f"Linear or Conv2d, got {type(model).__name__}."
+        )
+    if training and not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            "every layer of the model is frozen, so there is nothing to train; set "
+            "requires_grad=True on the weights that should move."
+        )
+    return parameters[0].device
+
+
+def _go_on(trainer: Trainer, saved: dict[str, Any], folder: RunFolder) -> None:
+    try:
+        trainer.load_state_dict(saved)
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the run kept in {folder.folder} can't go on: {error} Make the call that began it, or "
+            "use another folder."
+        ) from error
+
+
+def _task(takes: Signature, y: Any, loss: str | Loss) -> Task:
+    if y is None:
+        raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
+    return Task.infer(y, takes.n_outputs, loss, takes.output_activation)
+
+
+def _from_loader(
+    loader: DataLoader[Any],
+    y: Any,
+    method: Method[Any],
+    batch_size: int | None,
+    weight: Any,
+) -> Loader:
+    _check_no_targets(y)
+    if method.full_batch:
+        raise ValueError(
+            f"method {method.name!r} keeps variables for every sample and needs all rows at "
+            "once; give X and y as arrays in place of the DataLoader."
+        )
+    if batch_size is not None or weight is not None:
+        raise TypeError(
+            "a DataLoader brings its own batches, of (X, y) or (X, y, weight); leave "
+            "batch_size and sample_weight out."
+        )
+    return Loader(loader)
+
+
+def _check_no_targets(y: Any) -> None:
+    if y is not None:
+        raise TypeError("a DataLoader brings its own targets; leave y out.")
+
+
+def _rows_per_step(X: Any, method: Method[Any], batch_size: int | None) -> int | None:
+    if method.full_batch:
+        return None
+    return min(_DEFAULT_ROWS, n_rows(X)) or None if batch_size is None else batch_size
+
+
+def _validation_source(data: Any, task: Task, takes: Signature) -> Source | None:
+    if data is None:
+        return None
+    if isinstance(data, DataLoader):
+        return to_measure(data, None, task, takes)
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        raise TypeError("validation_data must be (X, y), (X, y, weight) or a DataLoader.")
+    X, y, *weight = data
+    return to_measure(X, y, task, takes, weight=weight[0] if weight else None)
+
+
+def _state(method: Method[Any], problem: Problem, given: State | None) -> State:
+    """A new state, with what it can take from the given one."""
+    state: State = method.init(problem)
+    state.method = method.name
+    if given is None:
+        return state
+    if type(given) is not type(state) or given.method != method.name:
+        name = f"one of {given.method!r} " if isinstance(given, State) else ""
+        raise TypeError(
+            f"state should come from a run of method {method.name!r} ({type(state).__name__}), "
+            f"got {name}({type(given).__name__}). Leave it out to start again."
+        )
+    state.load_state_dict(copied(given.state_dict(), problem.graph.parameters[0].device))
+    return state

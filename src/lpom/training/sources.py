@@ -1,0 +1,342 @@
+"""Where batches come from: arrays, dense, mapped or sparse, or a torch ``DataLoader``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lpom.checks import check_number
+from lpom.methods import Batch
+from lpom.training.signature import Signature
+from lpom.training.tasks import Task, as_array, as_tensor
+
+#: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
+ROWS = 4096
+_CHUNK = 2**20  # numbers looked at together when all of X is checked
+_ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
+
+
+class Source(ABC):
+    """An endless supply of epochs of batches, in the network's dtype and on its device.
+
+    ``generators`` are those that the order of the batches is drawn from, ``steps`` the batches
+    per epoch, None if that can't be known.
+    """
+
+    steps: int | None
+    generators: list[torch.Generator]
+
+    @abstractmethod
+    def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch but the first ``skip``; the order is drawn at once."""
+
+    @abstractmethod
+    def in_order(self) -> Iterator[Batch]:
+        """All rows once, to be measured."""
+
+    @abstractmethod
+    def probe(self) -> Batch:
+        """The batch on which the objective is measured in every epoch of a run."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What must be the same for a run to go on with this data."""
+
+    def rewind(self) -> None:
+        """Forget what was read ahead: the generators stand elsewhere now."""
+        return None
+
+
+def to_measure(X: Any, y: Any, task: Task, takes: Signature, weight: Any = None) -> Source:
+    """Rows that nothing is trained on, in batches as large as is good for a forward pass."""
+    if isinstance(X, DataLoader):
+        return Loader(X, takes, task)
+    return Arrays(X, y, task, takes, batch_size=min(ROWS, n_rows(X)) or None, weight=weight)
+
+
+@final
+class Arrays(Source):
+    """Rows that can be reached in any order, reshuffled every epoch if there is a generator.
+
+    X is held once: as it was given if it has the network's dtype and device and rows one after
+    the other, else as a copy that has. Memory maps stay on disk and sparse rows sparse; their
+    rows are brought together a batch at a time.
+    """
+
+    def __init__(
+        self,
+        X: Any,
+        y: Any,
+        task: Task,
+        takes: Signature,
+        *,
+        batch_size: int | None = None,
+        weight: Any = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.takes, self.like = takes, takes.like
+        dtype = self.like.dtype
+        self.X = check_inputs(X, takes)
+        self.n = n = self.X.shape[0]
+        check_targets_finite(y, dtype)
+        self.target = task.target(y).to(self.like)
+        if len(self.target) != n:
+            raise ValueError(
+                f"X and y must have the same number of rows: X has {n}, y has {len(self.target)}."
+            )
+        self.weight = None if weight is None else check_weights(weight, n, dtype).to(self.like)
+        if self.weight is not None and not bool((self.weight > 0).any()):
+            raise ValueError(_ALL_ZERO)
+        if isinstance(self.X, Tensor):
+            self.X = takes.stored(self.X)
+        if batch_size is not None:
+            check_number("batch_size", batch_size, whole=True)
+            if batch_size > n:
+                raise ValueError(
+                    "batch_size must lie between 1 and the number of samples, "
+                    f"{n}; got {batch_size}."
+                )
+        self.generators = [] if generator is None else [generator]
+        self.batch_size = int(batch_size or n)
+        self.steps = -(-n // self.batch_size)
+
+    @cached_property
+    def whole(self) -> Batch:
+        """All rows at once: one and the same batch in every epoch."""
+        return Batch(self._rows(slice(None)), self.target, self.weight, whole=True)
+
+    def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        order = None
+        if self.generators and self.steps != 1:
+            order = torch.randperm(self.n, generator=self.generators[0])
+        return self._batches(order, skip)
+
+    def in_order(self) -> Iterator[Batch]:
+        return self._batches(None, 0)
+
+    def probe(self) -> Batch:
+        return next(self.in_order())
+
+    def describe(self) -> dict[str, Any]:
+        return {"rows": self.n, "batch_size": self.batch_size, "weighted": self.weight is not None}
+
+    def _batches(self, order: Tensor | None, skip: int) -> Iterator[Batch]:
+        if self.steps == 1:
+            yield from [self.whole][skip:]
+            return
+        for start in range(skip * self.batch_size, self.n, self.batch_size):
+            stop = min(start + self.batch_size, self.n)
+            rows: Any = slice(start, stop) if order is None else order[start:stop]
+            if isinstance(rows, Tensor):
+                rows = rows.to(self.like.device)
+            weight = None if self.weight is None else self.weight[rows]
+            yield Batch(self._rows(rows), self.target[rows], weight)
+
+    def _rows(self, rows: Any) -> Tensor:
+        return self.takes.inputs(dense_rows(self.X, rows))
+
+
+@final
+class Loader(Source):
+    """Batches of a ``DataLoader`` that yields ``(X, y)`` or ``(X, y, weight)``.
+
+    Not every data set can be read twice: the iterator whose first batch tells what the task is
+    serves the first epoch.
+    """
+
+    task: Task
+
+    takes: Signature
+
+    def __init__(
+        self, loader: DataLoader[Any], takes: Signature | None = None, task: Task | None = None
+    ) -> None:
+        self.loader = loader
+        if takes is not None:
+            self.takes = takes
+        self.generators = loader_generators(loader)
+        self._begun: Iterator[Any] | None = None
+        if task is not None:
+            self.task = task
+        try:
+            self.steps = len(loader)
+        except TypeError:  # an iterable data set without a length
+            self.steps = None
+
+    def first(self) -> tuple[Any, Any]:
+        """Inputs and targets of the first batch: enough to tell what the task is."""
+        X, y, *_ = _parts(self._first())
+        return X, y
+
+    def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        items, self._begun = self._begun or iter(self.loader), None
+        skipped = sum(1 for _ in islice(items, skip))
+        if skipped < skip:
+            raise ValueError(
+                f"the run stood after batch {skip} of an epoch, but the DataLoader gave only "
+                f"{skipped}; it must give the same batches again to go on."
+            )
+        return self._batches(items, whole_epoch=skip == 0)
+
+    def in_order(self) -> Iterator[Batch]:
+        return self._batches(iter(self.loader), whole_epoch=True)
+
+    def probe(self) -> Batch:
+        return self._batch(self._first())
+
+    def rewind(self) -> None:
+        self._begun = None
+
+    def describe(self) -> dict[str, Any]:
+        return {"batches": self.steps}
+
+    def _first(self) -> Any:
+        items = self._begun or iter(self.loader)
+        for item in items:
+            self._begun = chain([item], items)
+            return item
+        raise ValueError("the DataLoader gave no batch; at least one is needed.")
+
+    def _batches(self, items: Iterator[Any], whole_epoch: bool) -> Iterator[Batch]:
+        counted: float | None = None
+        for item in items:
+            batch = self._batch(item)
+            weight = len(batch) if batch.weight is None else float(batch.weight.sum())
+            counted = weight + (counted or 0.0)
+            yield batch
+        if counted == 0 and whole_epoch:
+            raise ValueError(_ALL_ZERO)
+
+    def _batch(self, item: Any) -> Batch:
+        X, y, *weight = _parts(item)
+        like = self.takes.like
+        X = check_inputs(X, self.takes)
+        check_targets_finite(y, like.dtype)
+        return Batch(
+            self.takes.inputs(dense_rows(X, slice(None))),
+            self.task.target(y).to(like),
+            check_weights(weight[0], len(X), like.dtype).to(like) if weight else None,
+            whole=self.steps == 1,
+        )
+
+
+def loader_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators that a loader and its samplers draw from, each once."""
+    sampler = getattr(loader, "sampler", None)
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, sampler, batches, getattr(batches, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    kept = {
+        id(generator): generator for generator in found if isinstance(generator, torch.Generator)
+    }
+    return list(kept.values())
+
+
+def _parts(item: Any) -> Sequence[Any]:
+    if not isinstance(item, list | tuple) or len(item) not in (2, 3):
+        count = f" of {len(item)}" if isinstance(item, list | tuple) else ""
+        raise TypeError(
+            f"a DataLoader must yield (X, y) or (X, y, weight), got {type(item).__name__}{count}."
+        )
+    return item
+
+
+def dense_rows(X: Any, rows: Any) -> Tensor:
+    """Some rows of a tensor, an array or a CSR matrix."""
+    if isinstance(X, Tensor):
+        return X[rows]
+    picked = X[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+    return as_tensor(picked if isinstance(X, np.ndarray) else picked.toarray())
+
+
+def check_inputs(X: Any, takes: Signature) -> Any:
+    """A tensor, a memory-mapped array or a CSR matrix of samples that the model can take.
+
+    Numbers must be finite, also in the model's dtype. Nothing is copied, but what torch can't read.
+    """
+    mapped = isinstance(X, np.memmap)
+    sparse = hasattr(X, "tocsr")
+    if sparse:
+        X = X.tocsr()
+    elif isinstance(X, Tensor):
+        X = _plain(X, "X")
+    else:
+        X = as_array(X, "X")
+    if not sparse and takes.flattens and X.ndim > 2:
+        X = X.reshape(len(X), -1)
+    if tuple(X.shape[1:]) != takes.shape:
+        wanted = ", ".join(["n_samples", *map(str, takes.shape)])
+        raise ValueError(
+            f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}."
+        )
+    if X.shape[0] == 0:
+        raise ValueError("X has no rows; at least one sample is needed.")
+    dtype = takes.like.dtype
+    check_finite(
+        X.data if sparse else X, "X", "Remove or impute such values first", dtype, not sparse
+    )
+    return X if sparse or mapped or isinstance(X, Tensor) else as_tensor(X)
+
+
+def check_targets_finite(y: Any, dtype: torch.dtype | None = None) -> None:
+    values = _plain(y, "y") if isinstance(y, Tensor) else np.asarray(y)
+    if isinstance(values, Tensor) or values.dtype.kind == "f":
+        check_finite(values, "y", "Remove such rows first", dtype)
+
+
+def check_weights(weight: Any, n: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Weights of ``n`` samples, which may all be zero: other batches may count."""
+    weights: Tensor = (
+        weight if isinstance(weight, Tensor) else as_tensor(as_array(weight, "sample_weight"))
+    )
+    if weights.shape != (n,):
+        raise ValueError(
+            f"sample_weight needs shape ({n},), one per sample; got {tuple(weights.shape)}."
+        )
+    if not bool(torch.isfinite(weights.to(dtype)).all()) or bool((weights < 0).any()):
+        raise ValueError("sample_weight must be finite and not negative.")
+    return weights
+
+
+def check_finite(
+    values: Any, name: str, advice: str, dtype: torch.dtype | None = None, rows: bool = True
+) -> None:
+    """Raise if numbers are not finite, or not so in ``dtype``; a chunk of rows at a time."""
+    length = max(1, _CHUNK // max(1, int(np.prod(values.shape[1:]))))
+    for start in range(0, len(values), length):
+        part = values[start : start + length]
+        part = part if isinstance(part, Tensor) else as_tensor(part)
+        used = part if dtype is None or not part.is_floating_point() else part.to(dtype)
+        if not used.is_floating_point() or bool(torch.isfinite(used).all()):
+            continue
+        bad = ~torch.isfinite(used).reshape(len(used), -1).all(1)
+        row = int(bad.nonzero()[0, 0])
+        where = f", first in row {start + row}" if rows else ""
+        if bool(torch.isfinite(part[row]).all()):
+            raise ValueError(
+                f"{name} holds values up to {float(part[row].abs().max()):.3g}, beyond the range "
+                f"of the model's {str(dtype).removeprefix('torch.')}{where}. Scale {name}, or use "
+                "a model with dtype=torch.float64."
+            )
+        raise ValueError(f"{name} holds NaN or infinity{where}. {advice}.")
+
+
+def _plain(X: Tensor, name: str) -> Tensor:
+    """The tensor without its graph, if it is one of real numbers that are all there."""
+    odd = "complex" if X.is_complex() else "quantised" if X.is_quantized else ""
+    odd = odd or ("meta" if X.is_meta else "sparse" if X.layout != torch.strided else "")
+    if odd:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got a {odd} one.")
+    return X.detach()
+
+
+def n_rows(X: Any) -> int:
+    return int(X.shape[0]) if hasattr(X, "shape") else len(X)

@@ -1,0 +1,433 @@
+"""The only training loop: epochs, clock, random numbers, stopping, safety; methods do the steps."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
+from lpom.methods import Batch, Method, Problem, State
+from lpom.training.callbacks import Callback, EarlyStopping, Watch
+from lpom.training.checkpoints import RunFolder
+from lpom.training.history import Epoch, History
+from lpom.training.progress import Bar
+from lpom.training.randomness import Generators
+from lpom.training.signals import Stopped
+from lpom.training.sources import Source
+from lpom.training.tasks import Score, Task
+
+_CHECK_EVERY = 200  # steps between two looks for NaN in the weights
+
+
+@dataclass
+class Result:
+    """What a run leaves beside the trained module.
+
+    ``status`` is finished, stopped-early, stopped (by a callback) or interrupted; ``seconds`` is
+    split into ``training_seconds`` and the rest, which went into measuring. Give ``state`` back
+    to :func:`fit` for another run that begins with it.
+    """
+
+    history: History
+    status: str
+    seconds: float
+    training_seconds: float
+    task: Task
+    state: State = field(repr=False)
+
+
+class Trainer:
+    """One run over the epochs: what it is given, and in ``state_dict()`` all that changes.
+
+    It owns the clock, the random numbers, the place inside the epoch, the history, early
+    stopping, and copies of weights: ``good`` after the last whole epoch, ``best`` of the best
+    one so far. From the making of ``generators`` to the end of the run nobody else may draw from
+    torch's global ones (:func:`~.randomness.seeded`).
+
+    Parameters
+    ----------
+    model, problem, task, method
+        What is trained, how, and what on.
+    state : State
+        Made by ``method.init``.
+    train, validation : Source
+    epochs : int
+        How many are planned; schedules follow the share that is done, unless ``endless``.
+    folder : RunFolder, optional
+        Where the run is kept.
+    seed, generators
+        What the generators were seeded with; they were noted before a batch was read.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        problem: Problem,
+        task: Task,
+        method: Method[Any],
+        state: State,
+        train: Source,
+        validation: Source | None = None,
+        *,
+        epochs: int,
+        seed: int,
+        generators: Generators,
+        early_stopping: EarlyStopping | None = None,
+        callbacks: tuple[Callback, ...] = (),
+        endless: bool = False,
+        folder: RunFolder | None = None,
+    ) -> None:
+        self.model, self.problem, self.task = model, problem, task
+        self.method, self.state = method, state
+        self.train, self.validation = train, validation
+        self.epochs, self.seed, self.endless = epochs, seed, endless
+        self.callbacks, self.folder = callbacks, folder
+        self.watch = None if early_stopping is None else Watch(early_stopping)
+        self.history = History(task.metric)
+        self.status = "running"
+        self.seconds = self.training_seconds = 0.0
+        self.good = _weights(model)
+        self.best = self.good if self._chooses else None
+        self.generators = generators
+        self._probe = train.probe()
+        self._clock: float | None = None
+        self._begin_epoch(generators.start)
+
+    # One run
+
+    def run(self, show: bool | None = None) -> Result:
+        """Train from where the run stands to its end; ``show`` whether there is a bar."""
+        if self.status == "running":
+            self._clock = time.perf_counter() - self.seconds
+            modes = {module: module.training for module in self.model.modules()}
+            total = None if self.train.steps is None else self.train.steps * self.epochs
+            try:
+                with Bar(total, show) as bar:
+                    self._run_epochs(bar)
+            except (KeyboardInterrupt, Stopped) as reason:
+                self.status = "interrupted"
+                if not self._finite():
+                    _put_back(self.model, self.good)
+                text = "training was interrupted; the weights stay as they were."
+                warn(f"{text} {reason}".strip(), UserWarning)
+            finally:
+                for module, training in modes.items():
+                    module.training = training
+                for parameter in self.model.parameters():
+                    parameter.grad = None  # as large as the weights, and no one's any more
+                self.state.release()
+                self.seconds, self._clock = self._elapsed(), None
+        return Result(
+            self.history,
+            self.status,
+            self.seconds,
+            self.training_seconds,
+            self.task,
+            self.state,
+        )
+
+    def _run_epochs(self, bar: Bar) -> None:
+        while self.status == "running":
+            self._train_epoch(bar)
+            self._end_epoch()
+            for sentence in self.state.new_remarks():
+                warn(sentence, ConvergenceWarning)
+            answers = [callback(self.history[-1]) for callback in self.callbacks]
+            if self.watch is not None and self.watch.stops:
+                self.status = "stopped-early"
+            elif any(answer is True for answer in answers):
+                self.status = "stopped"
+            elif len(self.history) == self.epochs:
+                self.status = "finished"
+            else:
+                self._begin_epoch(self.generators.states())
+                self._keep(epoch_ended=True)
+        if self.best is not None:
+            _put_back(self.model, self.best)
+        if self.folder is not None:
+            self.folder.write(self.state_dict())
+
+    def _begin_epoch(self, drawn_from: list[Tensor]) -> None:
+        """Nothing done and nothing measured; the order of batches is drawn from these states."""
+        self._drawn_from = drawn_from
+        self._batches: Iterator[Batch] | None = None
+        self._done = self._seen = 0
+        self._epoch_seconds = 0.0
+        self._measured = Score(self.task)
+
+    def _train_epoch(self, bar: Bar) -> None:
+        """The steps that are left of the epoch."""
+        epoch = len(self.history)
+        batches, self._batches = self._batches or self.train.epoch(), None
+        self.model.train()
+        clock = time.perf_counter() - self._epoch_seconds
+        for batch in batches:
+            self.state.progress = 0.0 if self.endless else self._share_done()
+            outputs = self.method.step(self.problem, batch, self.state)
+            self._done += 1
+            self._seen += len(batch)
+            if outputs is not None:
+                self._measured.add(outputs, batch.target, batch.weight)
+            if self._done % _CHECK_EVERY == 0 and not self._finite():
+                self._diverged()
+            self._epoch_seconds = time.perf_counter() - clock
+            if bar.due:
+                text = f"{self._seen / self._epoch_seconds:,.0f} samples/s"
+                if self._measured:
+                    text += f"  {self.task.metric} {self._measured.score:.4f}"
+                done = epoch * (self.train.steps or 0) + self._done
+                bar.draw(done, f"epoch {epoch + 1}/{self.epochs}", text)
+            if self.folder is not None:
+                self._keep()
+                clock = time.perf_counter() - self._epoch_seconds
+        if self._done == 0:
+            raise ValueError("the DataLoader gave no batch; at least one is needed.")
+        if not self._finite():
+            self._diverged()
+
+    def _end_epoch(self) -> None:
+        """Measure, on the side, what the epoch has brought, and write it down."""
+        self.training_seconds += self._epoch_seconds
+        self.good = _weights(self.model)
+        with self.generators.untouched():
+            measured = self._measured or measure(self.model, self.train, self.task)
+            if not measured:
+                raise ValueError(
+                    f"method {self.method.name!r} needs a second pass over the data to measure "
+                    "the epoch, but the DataLoader gave nothing when read again. Use a data set "
+                    "that can be read more than once."
+                )
+            checked = None
+            if self.validation is not None:
+                checked = measure(self.model, self.validation, self.task)
+                if not checked:
+                    raise ValueError("validation_data gave no batch; at least one is needed.")
+            with evaluating(self.model):
+                self._record(measured, checked)
+        self._comment(measured)
+        if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
+            self.best = self.good
+
+    def _keep(self, *, epoch_ended: bool = False) -> None:
+        """Between two steps: write a checkpoint if it is due, stop if a signal asked for it."""
+        folder = self.folder
+        if folder is None:
+            return
+        asked = folder.signals.received is not None
+        due = asked or folder.due(len(self.history), epoch_ended)
+        kept = folder.write(self.state_dict()) if due else False
+        if asked:
+            where = f"with checkpoint={str(folder.folder)!r}"
+            raise Stopped(f"Call fit again {where} to go on from there." if kept else "")
+
+    def _record(self, measured: Score, checked: Score | None) -> None:
+        self.method.end_epoch(self.problem, self._probe, self.state)
+        objective = self.method.objective(self.problem, self._probe, self.state)
+        size = float(self._probe.total_weight)
+        self.history.epochs.append(
+            Epoch(
+                epoch=len(self.history) + 1,
+                seconds=self._epoch_seconds,
+                samples_per_second=self._seen / self._epoch_seconds,
+                objective=objective.total / size,
+                loss=measured.loss,
+                score=measured.score,
+                validation_loss=None if checked is None else checked.loss,
+                validation_score=None if checked is None else checked.score,
+                gaps=tuple(gap / size for gap in objective.gaps),
+                rates=tuple(self.method.rates(self.problem, self._probe, self.state)),
+            )
+        )
+
+    def _comment(self, measured: Score) -> None:
+        if not math.isfinite(measured.loss):
+            self.state.remark(
+                "infinite loss",
+                f"the loss is {measured.loss} although all weights are finite: the data is too "
+                "large in size. Standardise X, and y if it holds numbers.",
+            )
+        dead = measured.constant_outputs()
+        if dead and self.task.kind != "numbers":
+            self.state.remark(
+                "dead class",
+                f"output {dead[0]} gave the same value for every sample of an epoch: that class is "
+                "dead. Use an identity or leaky output activation, or a small positive bias on the "
+                "last layer.",
+            )
+
+    def _elapsed(self) -> float:
+        return self.seconds if self._clock is None else time.perf_counter() - self._clock
+
+    def _share_done(self) -> float:
+        within = 0.0 if self.train.steps is None else self._done / self.train.steps
+        return (len(self.history) + within) / self.epochs
+
+    @property
+    def _chooses(self) -> bool:
+        """Whether the weights of the best epoch are the ones to end with."""
+        return self.watch is not None and self.validation is not None
+
+    def _finite(self) -> bool:
+        return all(bool(torch.isfinite(p).all()) for p in self.problem.graph.parameters)
+
+    def _diverged(self) -> None:
+        _put_back(self.model, self.good)
+        epoch = len(self.history)
+        restored = f"those of the end of epoch {epoch}" if epoch else "the initial ones"
+        advice = ", or ".join(self.method.steadier)
+        raise DivergenceError(
+            f"weights became NaN or infinite in epoch {epoch + 1}; {restored} were restored."
+            + (f" Try {advice}." if advice else "")
+        )
+
+    # All of it as tensors and plain values
+
+    def describe(self) -> dict[str, Any]:
+        """What must be the same for a run to go on, in plain values."""
+        watch = self.watch
+        return {
+            "method": settings_of(self.method),
+            "loss": repr(self.task.loss),
+            "task": self.task.kind,
+            "epochs": self.epochs,
+            "seed": self.seed,
+            "early stopping": None if watch is None else repr(watch.rule),
+            "data": self.train.describe(),
+            "validation data": None if self.validation is None else self.validation.describe(),
+            "model": {
+                name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+                for name, tensor in _named(self.model)
+            },
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The whole run between two steps; tensors are not copied."""
+        return {
+            "run": self.describe(),
+            "status": self.status,
+            "model": dict(_named(self.model)),
+            "method": self.state.state_dict(),
+            "generators": {
+                "start": self.generators.start,
+                "epoch": self._drawn_from,
+                "now": self.generators.states(),
+            },
+            "batches done": self._done,
+            "samples seen": self._seen,
+            "measured": self._measured.state_dict(),
+            "history": [asdict(epoch) for epoch in self.history],
+            "early stopping": None if self.watch is None else self.watch.state_dict(),
+            "good": self.good,
+            "best": self.best,
+            "seconds": [self._elapsed(), self.training_seconds, self._epoch_seconds],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` gave, bit for bit; nothing of it is kept but copied.
+
+        The data must be the same, and a ``DataLoader`` give the same batches from the same
+        states of its generator and of torch's.
+        """
+        check_agreement(saved["run"], self.describe())
+        saved = copied(saved, self.problem.graph.parameters[0].device)
+        drawn = saved["generators"]
+        self.history = History(self.task.metric, [Epoch.of(epoch) for epoch in saved["history"]])
+        if not _same(drawn["start"], self.generators.start):
+            self.generators.restore(drawn["start"])
+            self.generators.start = drawn["start"]
+            self.train.rewind()
+            self._probe = self.train.probe()
+        self._begin_epoch(drawn["epoch"])
+        self.status = saved["status"]
+        if self.history:
+            self.train.rewind()
+        if self.status == "running" and saved["batches done"]:  # else the order is still to draw
+            if self.history:
+                self.generators.restore(drawn["epoch"])
+            self._batches = self.train.epoch(skip=saved["batches done"])
+        self.generators.restore(drawn["now"])
+        _put_back(self.model, saved["model"])
+        self.state.load_state_dict(saved["method"])
+        self._done, self._seen = saved["batches done"], saved["samples seen"]
+        self._measured.load_state_dict(saved["measured"])
+        if self.watch is not None:
+            self.watch.load_state_dict(saved["early stopping"])
+        self.good, self.best = saved["good"], saved["best"]
+        self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
+
+
+@torch.no_grad()
+def measure(model: nn.Module, source: Source, task: Task) -> Score:
+    """Loss and score of a plain forward pass over all rows."""
+    measured = Score(task)
+    with evaluating(model):
+        for batch in source.in_order():
+            measured.add(model(batch.inputs), batch.target, batch.weight)
+    return measured
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """With ``model.eval()``; every submodule is put back into its mode afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def settings_of(method: Method[Any]) -> str:
+    """The method and all its settings, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{method.name}({method.get_params()})")
+
+
+def check_agreement(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise and say what differs, unless one run can go on from the other."""
+    differing = [name for name in now if before.get(name) != now[name]]
+    if differing:
+        listed = "; ".join(
+            f"{name} {before.get(name)} there, {now[name]} here" for name in differing
+        )
+        raise ValueError(f"this is not the run that was begun: {listed}.")
+
+
+def copied(value: Any, device: torch.device) -> Any:
+    """Copies of all tensors, on this device but for the bytes of generators."""
+    match value:
+        case Tensor():
+            place = torch.device("cpu") if value.dtype == torch.uint8 else device
+            return value.detach().to(place, copy=True)
+        case dict():
+            return {name: copied(inner, device) for name, inner in value.items()}
+        case list() | tuple():
+            return [copied(inner, device) for inner in value]
+    return value
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters and buffers, those too that ``state_dict`` leaves out."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        yield name, tensor.detach()
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in _named(model)}
+
+
+def _put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, tensor in _named(model):
+        tensor.copy_(weights[name])
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

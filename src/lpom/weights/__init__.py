@@ -1,0 +1,1 @@
+"""What moves weights: optimisers fed by convex problems, and the exact step of the paper."""

@@ -1,0 +1,125 @@
+"""Adaptive weights: the gradient of each convex weight problem, given to a torch optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+
+from lpom.checks import check_choice, check_number
+from lpom.weights.muon import Muon
+
+Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+def _muon(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Muon for matrices, Adam for the rest, at the rates that suit each."""
+    everything = list(parameters)
+    matrices = [p for p in everything if p.ndim == 2]
+    others = [p for p in everything if p.ndim != 2]
+    made: list[torch.optim.Optimizer] = []
+    if matrices:
+        made.append(Muon(matrices, lr=lr))
+    if others:
+        made.append(torch.optim.Adam(others, lr=lr, fused=True))
+    return made[0] if len(made) == 1 else Together(made)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "nesterov": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True),
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+    # one pass over the weights instead of a dozen: about half the time of a step's update
+    "adam": lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True),
+    "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True),
+    "muon": _muon,
+}
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+class Together(torch.optim.Optimizer):
+    """Several optimisers, each with weights of its own, as one."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self.parts = parts
+        groups = [group for part in parts for group in part.param_groups]
+        super().__init__(groups, {})
+        self.param_groups = groups  # the parts' own, so that a changed rate reaches them
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for part, kept in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(kept)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+def make_optimizer(
+    optimizer: str | Factory, parameters: list[nn.Parameter], learning_rate: float
+) -> torch.optim.Optimizer:
+    """A torch optimiser over ``parameters`` from a name, a class, or a function of the parameters.
+
+    A function sets the learning rate itself.
+    """
+    check_number("learning_rate", learning_rate)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer must be a name, a class or a function of the parameters, got an instance "
+            f"of {type(optimizer).__name__}; give the class itself."
+        )
+    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
+        _check_kind(optimizer)
+        made: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)  # type: ignore[call-arg]
+    elif callable(optimizer):
+        made = optimizer(parameters)
+    else:
+        check_choice("optimizer", optimizer, tuple(OPTIMIZERS))
+        made = OPTIMIZERS[optimizer](parameters, lr=learning_rate)
+    _check_kind(type(made))
+    for group in made.param_groups:
+        group["initial_lr"] = group["lr"]
+    return made
+
+
+def _check_kind(kind: type) -> None:
+    if issubclass(kind, torch.optim.LBFGS):
+        raise ValueError(
+            "LBFGS evaluates the loss several times in a step, and here a step has one gradient "
+            "per weight and no such function. Use 'adam', 'muon' or another optimiser that takes "
+            "one gradient."
+        )
+
+
+def check_schedule(schedule: Schedule) -> None:
+    if not callable(schedule):
+        check_choice("schedule", schedule, tuple(SCHEDULES))
+
+
+def make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+    """torch's own scheduler where the schedule is a function that makes one."""
+    return schedule(optimizer) if callable(schedule) else None
+
+
+def set_progress(optimizer: torch.optim.Optimizer, schedule: Schedule, progress: float) -> None:
+    """Scale every learning rate to what a named schedule gives at this share of the run."""
+    if callable(schedule):
+        return
+    factor = SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
+    for group in optimizer.param_groups:
+        group["lr"] = group["initial_lr"] * factor
