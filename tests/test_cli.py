@@ -407,7 +407,10 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
         (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
-        (("iris", "--set", "states.order=topdown"), "unknown order 'topdown'; did you mean 'top-down'"),
+        (
+            ("iris", "--set", "states.order=topdown"),
+            "unknown order 'topdown'; did you mean 'top-down'",
+        ),
         (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.most=3, got 'mu'"),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
         (("iris", "--hidden", "0"), "integers above 0.*got"),

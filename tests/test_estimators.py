@@ -609,3 +609,26 @@ def test_a_regressor_refuses_losses_for_classes(blobs):
     X, _ = blobs
     with pytest.raises(ValueError, match="loss='hinge' is for classes"):
         MLPRegressor(loss="hinge").fit(X, X[:, 0])
+
+
+def test_a_stopped_fit_goes_on_from_its_checkpoint(blobs, tmp_path, monkeypatch):
+    X, y = blobs
+    whole = small(early_stopping=True).fit(X, y)
+    plan = lpom.Checkpoint(tmp_path, every_minutes=0)
+    step, calls = lpom.LPOM.step, []
+
+    def cut(self, *args):
+        calls.append(args)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(lpom.LPOM, "step", cut)
+    model = small(early_stopping=True, checkpoint=plan)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model.fit(X, y)
+    model = clone(model).fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), whole.predict_proba(X))
+    assert model.loss_curve_ == whole.loss_curve_
+    with pytest.raises(ValueError, match="checkpoint needs an integer as random_state"):
+        small(checkpoint=tmp_path, random_state=None).fit(X, y)

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lpom import methods
 from lpom.activations import Activation
 from lpom.losses import Loss
-from lpom import methods
 from lpom.methods import LPOM, Batch, Problem
 from lpom.objective import (
     Mu,
@@ -23,10 +23,10 @@ from lpom.objective import (
     rho,
     spectral_rates,
 )
+from lpom.training.measuring import evaluating
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays
 from lpom.training.tasks import Task
-from lpom.training.trainer import evaluating
 
 
 @dataclass(frozen=True)

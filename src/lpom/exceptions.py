@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+
 class LPOMError(Exception):
     """Base of every error that is the library's own."""
 

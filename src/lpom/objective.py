@@ -138,9 +138,9 @@ def kkt_residuals(
     r"""How far states and weights are from the optimality conditions, root mean square.
 
     States (eqs. 17 and 27), as distance from the fixed point, zero exactly where they hold:
-    :math:`X_v - \phi_v(Z_v - G_v)`. Weights (eq. 20), per sample: :math:`\sum_u \mu_u A_u^T R_u / m`
-    over the uses of each weight, divided by the largest of their mu. One number per node, and one
-    per weight in the order of ``graph.parameters``.
+    :math:`X_v - \phi_v(Z_v - G_v)`. Weights (eq. 20), per sample:
+    :math:`\sum_u \mu_u A_u^T R_u / m` over the uses of each weight, divided by the largest of
+    their mu. One number per node, and one per weight in the order of ``graph.parameters``.
     """
     Z = [X[0], *(value(node, X, switches) for node in graph)]
     R = [X[0], *(node.activation.phi(Z[node.index]) - X[node.index] for node in graph)]
@@ -248,7 +248,8 @@ def spectral_rates(
 @torch.no_grad()
 def rho(graph: Graph, mu: Sequence[float], X: Sequence[Tensor]) -> list[float]:
     r"""The rate of Theorem 2 for every state but the output:
-    :math:`\sum_c \frac{\mu_c}{\mu_v} \gamma_v \gamma_c \sqrt{\||A_c^T||A_c|\|_1 \||A_c^T||A_c|\|_\infty}`.
+    :math:`\sum_c \frac{\mu_c}{\mu_v} \gamma_v \gamma_c
+    \sqrt{\||A_c^T||A_c|\|_1 \||A_c^T||A_c|\|_\infty}`.
 
     :math:`|A|` has the absolute values of A's entries; for an edge that is not a plain layer it is
     not to be had by products with A, and the rate is NaN.

@@ -17,6 +17,7 @@ taken, so a norm that power iteration has seen from below does no harm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
 from lpom.weights.blocks import Use
-
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 16
@@ -61,9 +61,13 @@ class States:
         self.soft = soft or graph
         self.switches: Switches | None = None if once else {}
         self.X: list[Tensor] = [inputs] * (len(graph) + 1)
+        self._token = torch.zeros((), requires_grad=True)
         self.P: list[Tensor | None] = [None] * (len(graph) + 1)
         self.pulls: list[Tensor | None] = [None] * (len(graph) + 1)
+        self._own = [False] * (len(graph) + 1)
         self._Z: list[Tensor | None] = [None] * (len(graph) + 1)
+        self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
+        self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
         for node in graph:
             self._set(node, node.activation.phi(self.Z(node)))
@@ -82,10 +86,23 @@ class States:
             return None
         return self._phi(node, self.Z(node)) - self.X[node.index].detach()
 
-    def pull(self, node: Node, pull: Tensor) -> None:
-        """Add to what a state is to be moved against, in units of its pre-activation."""
+    def pull(self, node: Node, pull: Tensor, *, own: bool = False) -> None:
+        """Add to what a state is to be moved against, in units of its pre-activation.
+
+        ``own``: nobody else looks at the memory of ``pull``.
+        """
         old = self.pulls[node.index]
-        self.pulls[node.index] = pull if old is None else old + pull
+        if old is None:
+            self.pulls[node.index] = pull
+            self._own[node.index] = own
+        elif self._own[node.index]:
+            old.add_(pull)
+        elif own:
+            self.pulls[node.index] = pull.add_(old)
+            self._own[node.index] = True
+        else:
+            self.pulls[node.index] = old + pull
+            self._own[node.index] = True
 
     def move(self, node: Node, alpha: float | Tensor | None = None) -> Tensor | None:
         """Move a state against its pulls (eqs. 25 and 28); its residual, None where that is zero.
@@ -98,7 +115,7 @@ class States:
             return None
         if self.once:
             assert pull is not None
-            return pull if isinstance(node.activation, Identity) else self._response(node, pull)
+            return pull if node.activation == Identity() else self._response(node, pull)
         Z = self.Z(node)
         if P is None:
             P, step, said = Z, pull, self.X[node.index].detach()
@@ -115,26 +132,26 @@ class States:
 
         A part is small enough to stay in the processor's cache from one operation to the next.
         """
-        phi, Z = self.soft[node.index].activation.phi, self.Z(node)
-        R = Z if self._owned(node) else torch.empty_like(Z)
+        response, Z = self.soft[node.index].activation.response, self.Z(node)
         rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
-        for z, g, r in zip(Z.split(rows), pull.split(rows), R.split(rows), strict=True):
-            said = phi(z)
-            torch.sub(said, phi(z - g), out=r)
-        return R
+        if not self._owned(node):
+            return response(Z, pull)
+        for z, g in zip(Z.split(rows), pull.split(rows), strict=True):
+            response(z, g, out=z)
+        return Z
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:
         r"""Hand a node's residual to all its sources, :math:`A^T R` to each."""
         for source in node.sources:
             if source and residual is not None:
-                self._hand(node, source, self._adjoint(node, residual, [self.X[source]])[0])
+                self._hand(node, source, self._adjoint(node, residual, [self._ends.get(source)])[0])
 
     def gather(self, node: Node) -> None:
         """Pulls on a state from every node that reads it, by their residuals as they are now."""
         for above in self.graph.consumers[node.index]:
             residual = self.residual(above)
             if residual is not None:
-                pull = self._adjoint(above, residual, [self.X[node.index]])[0]
+                pull = self._adjoint(above, residual, [self._ends[node.index]])[0]
                 self._hand(above, node.index, pull)
 
     def carry_back(
@@ -155,14 +172,15 @@ class States:
             self._linear_gradient(node, linear, _weighted(residual, weight), share)
         else:
             weights = [p for p in node.edge.parameters if p.requires_grad]
-            states = [self.X[s] for s in sources]
+            states = [self._ends[s] for s in sources]
             if weight is None:
                 found = self._adjoint(node, residual, [*states, *weights])
             else:
                 found = self._adjoint(node, residual, states, again=True)
                 found += self._adjoint(node, _weighted(residual, weight), weights)
+            memory = [pull.data_ptr() for pull in found[: len(sources)] if pull is not None]
             for source, pull in zip(sources, found, strict=False):
-                self._hand(node, source, pull)
+                self._hand(node, source, pull, own=len(set(memory)) == len(memory))
             for parameter, gradient in zip(weights, found[len(sources) :], strict=True):
                 if gradient is not None:
                     self._add_gradient(parameter, gradient * share)
@@ -204,11 +222,45 @@ class States:
             if linear is not None:
                 bias = None if linear.bias is None else linear.bias.detach()
                 value = F.linear(sources[0].detach(), linear.weight.detach(), bias)
+            elif self.once:
+                value = self._light(node, sources)
             else:
                 with torch.enable_grad():
                     value = node.edge(sources, self.switches)
             self._Z[node.index] = value
         return value
+
+    def _light(self, node: Node, sources: list[Tensor]) -> Tensor:
+        """The edge's value, with a graph that remembers states by their number alone.
+
+        A state that all have read is dropped, and computed again from its Z when the graph is
+        carried back: so a state takes the memory of one tensor, as in back-propagation, not of
+        two.
+        """
+        pairs = zip(node.sources, sources, strict=True)
+        places = {x.data_ptr(): (s, x.shape, x.stride()) for s, x in pairs}
+
+        def pack(saved: Tensor) -> Tensor | int:
+            s, shape, stride = places.get(saved.data_ptr(), (0, None, None))
+            return s if s and (shape, stride) == (saved.shape, saved.stride()) else saved
+
+        def unpack(kept: Tensor | int) -> Tensor:
+            return self._state(kept).detach() if isinstance(kept, int) else kept
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            value = node.edge(sources, None)
+        for s in node.sources:
+            if s not in (0, self.graph.output) and self.graph.consumers[s][-1] is node:
+                self.X[s] = self.X[0]
+                self._dropped.add(s)
+        return value
+
+    def _state(self, index: int) -> Tensor:
+        """``X[index]``, computed again if it was dropped."""
+        if index in self._dropped:
+            self._dropped.remove(index)
+            self.X[index] = self.graph[index].activation.phi(self.Z(self.graph[index]))
+        return self.X[index]
 
     def _owned(self, node: Node) -> bool:
         """Whether nobody else looks at the memory of the node's Z."""
@@ -216,12 +268,20 @@ class States:
         return node.edge.linear is not None or not (value.is_leaf or value._is_view())
 
     def _set(self, node: Node, X: Tensor) -> None:
-        self.X[node.index] = X.detach().requires_grad_()  # where autograd ends
-        for above in self.graph.consumers[node.index]:
-            self._Z[above.index] = None
+        X = X.detach()
+        above = self.graph.consumers[node.index]
+        if self.once and any(reader.edge.linear is None for reader in above):
+            with torch.enable_grad():
+                X = _Start.apply(self._token, X)
+            self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
+        elif not self.once:
+            self._ends[node.index] = X.requires_grad_()
+        self.X[node.index] = X
+        for reader in above:
+            self._Z[reader.index] = None
 
     def _adjoint(
-        self, node: Node, residual: Tensor, wanted: Sequence[Tensor], *, again: bool = False
+        self, node: Node, residual: Tensor, wanted: Sequence[Any], *, again: bool = False
     ) -> list[Tensor | None]:
         """``A^T residual`` for states or weights; None for those that the edge does not feel."""
         if node.edge.linear is not None:
@@ -234,15 +294,17 @@ class States:
             torch.autograd.grad(value, wanted, residual, retain_graph=keep, allow_unused=True)
         )
 
-    def _hand(self, node: Node, source: int, pull: Tensor | None) -> None:
+    def _hand(self, node: Node, source: int, pull: Tensor | None, *, own: bool = False) -> None:
         if pull is not None:
             ratio = self.mu[node.index] / self.mu[source]
-            self.pull(self.graph[source], pull if ratio == 1 else pull * ratio)
+            if ratio != 1:
+                pull, own = pull * ratio, True
+            self.pull(self.graph[source], pull, own=own and self.once)
 
     def _linear_gradient(
         self, node: Node, linear: nn.Linear, R: Tensor, share: float | Tensor
     ) -> None:
-        X = self.X[node.sources[0]].detach()
+        X = self._state(node.sources[0]).detach()
         if X.ndim > 2:
             X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
         if isinstance(share, Tensor):
@@ -253,9 +315,7 @@ class States:
             fresh = parameter not in self._graded
             out = parameter.grad if fresh else None  # new memory costs the time to get its pages
             if parameter is linear.weight:
-                product = torch.addmm(
-                    linear.weight.detach(), R.T, X, beta=0, alpha=share, out=out
-                )
+                product = torch.addmm(linear.weight.detach(), R.T, X, beta=0, alpha=share, out=out)
             else:
                 product = torch.sum(R, 0, out=out).mul_(share)
             self._add_gradient(parameter, product)
@@ -267,6 +327,18 @@ class States:
             gradient = parameter.grad + gradient
         parameter.grad = gradient
         self._graded.add(parameter)
+
+
+class _Start(torch.autograd.Function):
+    """A state where autograd begins, without autograd holding on to its memory."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, X: Tensor) -> Tensor:
+        return X.view_as(X)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 def _weighted(residual: Tensor, weight: Tensor | None) -> Tensor:

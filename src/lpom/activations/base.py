@@ -88,6 +88,13 @@ class Activation(ABC):
         """Whether phi is discontinuous."""
         return math.isinf(self.lipschitz)
 
+    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+        """``phi(z) - phi(z - pull)``: how a state answers a pull; ``out`` may be ``z`` itself.
+
+        Where there is a form without the difference of two nearly equal numbers it stands here.
+        """
+        return torch.sub(self.phi(z), self.phi(z - pull), out=out)
+
     def smoothed(self: A, width: float) -> A:
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
         return self

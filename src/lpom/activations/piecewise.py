@@ -28,6 +28,9 @@ class Identity(Activation):
     def phi(self, z: Tensor) -> Tensor:
         return z
 
+    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+        return pull if out is None else out.copy_(pull)
+
     def primitive(self, z: Tensor) -> Tensor:
         return z**2 / 2
 
@@ -55,6 +58,11 @@ class ReLU(Activation):
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.relu(z)
+
+    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+        # min(pull, z) above zero, pull - z below it where that is negative, else zero
+        below = z.clamp(max=0)
+        return torch.minimum(z, pull, out=out).sub_(below)
 
     def primitive(self, z: Tensor) -> Tensor:
         return torch.relu(z) ** 2 / 2

@@ -40,7 +40,10 @@ def compare(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="METHOD.SETTING=VALUE, e.g. admm.beta=2 or lpom.weights.learning_rate=0.001; may be repeated."),
+        typer.Option(
+            "--set",
+            help="METHOD.SETTING=VALUE, e.g. lpom.weights.learning_rate=0.001; may be repeated.",
+        ),
     ] = None,
     set_epochs: Annotated[
         list[str] | None, typer.Option(help="METHOD=EPOCHS, e.g. admm=50; may be repeated.")

@@ -45,7 +45,9 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     method_settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE of the method, e.g. states.most=3; may be repeated."),
+        typer.Option(
+            "--set", help="SETTING=VALUE of the method, e.g. states.most=3; may be repeated."
+        ),
     ] = None,
     loss: Annotated[str, typer.Option(help="By default as the target needs it.")] = "auto",
     alpha: Annotated[

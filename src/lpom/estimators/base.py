@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp
-from lpom.training import Callback, EarlyStopping, evaluate, fit
+from lpom.training import Callback, Checkpoint, EarlyStopping, evaluate, fit
 from lpom.training.history import Epoch, History
 
 E = TypeVar("E", bound="BaseMLP")
@@ -75,6 +77,7 @@ class BaseMLP(FittedMLP, ABC):
     device: str | torch.device | None = None
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
+    checkpoint: str | Path | Checkpoint | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; deep: ``method__mu`` and the like too, also of a method's name."""
@@ -219,6 +222,7 @@ class BaseMLP(FittedMLP, ABC):
                 progress=progress,
                 state=state,
                 endless=partial,
+                checkpoint=None if partial else self.checkpoint,
             )
         self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
@@ -236,6 +240,11 @@ class BaseMLP(FittedMLP, ABC):
             raise ValueError(
                 "validation_fraction must be a number between 0 and 1, "
                 f"got {self.validation_fraction!r}."
+            )
+        if self.checkpoint is not None and not isinstance(self.random_state, Integral):
+            raise ValueError(
+                "checkpoint needs an integer as random_state, so that a run goes on with the rows "
+                f"and batches it was begun with; got random_state={self.random_state!r}."
             )
         if self.learning_rate_init is None:
             return method

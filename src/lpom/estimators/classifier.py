@@ -53,6 +53,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     device : where torch computes, e.g. "cuda"
     random_state : fixes initial weights, the order of batches and what is held out
     verbose : print a line per epoch
+    checkpoint : a folder, or a :class:`lpom.Checkpoint`, where a call of ``fit`` is kept; the same
+        call goes on from there after whatever ended it, see :func:`lpom.fit`
     class_weight : "balanced", or a weight per class
 
     Attributes

@@ -201,6 +201,7 @@ def _network(plan: Comparison, data: Dataset) -> str:
     pictures = ", flipped and cropped" if plan.augment else ""
     return (
         f"Network {_sizes(plan, data)}{layers}{pictures}, "
-        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; {len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
+        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; "
+        f"{len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
         f"seeds {', '.join(map(str, plan.seeds))}. {data.notes}"
     )

@@ -20,7 +20,8 @@ PRODUCTS = frozenset(
 )
 #: Those in which a weight matrix meets a state: one to an edge.
 WEIGHTED = frozenset(
-    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
+    "linear bilinear conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d".split()
 )
 #: Data is only moved: doing it twice costs nothing.
 VIEWS = frozenset(

@@ -385,9 +385,7 @@ class _Builder:
                 )
             elif isinstance(module, nn.LayerNorm):
                 shape = tuple(module.normalized_shape)
-                x = self._call(
-                    node, nn.functional.layer_norm, z, shape, None, None, module.eps
-                )
+                x = self._call(node, nn.functional.layer_norm, z, shape, None, None, module.eps)
                 around = lambda p: p  # noqa: E731
             else:
                 assert isinstance(module, nn.RMSNorm)
@@ -401,7 +399,7 @@ class _Builder:
             return x
 
     def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below, on fewer states."""
+        """Max-pooling commutes with every non-decreasing function: put it below, on fewer values."""
         for pool in list(self.traced.nodes):
             if "max_pool" not in self._name_or_nothing(pool):
                 continue
@@ -414,7 +412,8 @@ class _Builder:
             z = act.args[0]
             act.replace_all_uses_with(z)  # type: ignore[arg-type]
             pool.append(act)  # after the pool
-            pool.replace_all_uses_with(act, delete_user_cb=lambda user: user is not act)
+            for user in [user for user in pool.users if user is not act]:
+                user.replace_input_with(pool, act)
             act.args = (pool, *act.args[1:])
 
     def _name_or_nothing(self, node: fx.Node) -> str:
@@ -605,18 +604,14 @@ class _Builder:
         kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
         return Step(node, node.target, node.args, kwargs, switch)
 
-    def _parameters(
-        self, order: list[fx.Node]
-    ) -> tuple[tuple[nn.Parameter, ...], tuple[str, ...]]:
+    def _parameters(self, order: list[fx.Node]) -> tuple[tuple[nn.Parameter, ...], tuple[str, ...]]:
         found: dict[nn.Parameter, str] = {}
         for node in order:
             if node.op == "call_module":
                 for name, parameter in self._module(node).named_parameters():
                     found.setdefault(parameter, f"{node.target}.{name}")
             elif node.op == "get_attr" and self._is_weight(node):
-                found.setdefault(
-                    operator.attrgetter(str(node.target))(self.root), str(node.target)
-                )
+                found.setdefault(operator.attrgetter(str(node.target))(self.root), str(node.target))
         return tuple(found), tuple(found.values())
 
     def _layer(self, order: list[fx.Node], inputs: tuple[fx.Node, ...]) -> nn.Module | None:
@@ -641,9 +636,13 @@ class _Builder:
         line = self.lines.get(node)
         where = f", {line}," if line else ""
         reason = reason.rstrip(".")
-        advice = "" if "instead" in reason or "use " in reason.lower() else (
-            " Leave it out, use an operation that is affine or an activation, or train the model "
-            "with lpom.lift(model) in a loop of your own."
+        advice = (
+            ""
+            if "instead" in reason or "use " in reason.lower()
+            else (
+                " Leave it out, use an operation that is affine or an activation, or train the "
+                "model with lpom.lift(model) in a loop of your own."
+            )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from lpom.activations import Activation, Identity, ReLU
-from lpom.graph import Dense
-from lpom.graph import Chain
+from lpom.graph import Chain, Dense
 
 
 def ridge_states(map_: Dense, V: Tensor, goal: Tensor, ratio: float) -> Tensor:

@@ -10,11 +10,16 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.methods.base import Batch, Method, Problem, State, from_settings
-from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
-from lpom.methods.regression import Regression
 from lpom.graph import Layer
-from lpom.methods.blocks import per_layer
+from lpom.methods.base import Batch, Method, Problem, State, from_settings
+from lpom.methods.blocks import (
+    estimated_norm,
+    half_square,
+    nonnegative_states,
+    per_layer,
+    require_relu,
+)
+from lpom.methods.regression import Regression
 from lpom.objective import Objective, total
 
 

@@ -76,8 +76,8 @@ class Adaptive(Settings):
 
     Parameters
     ----------
-    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of the
-        parameters that returns an optimiser with a learning rate of its own
+    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of
+        the parameters that returns an optimiser with a learning rate of its own
     learning_rate : float
     schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
         returns one of torch's schedulers, which then takes a step after every epoch
@@ -171,7 +171,8 @@ class LPOM(Method[LPOMState]):
     states : Sweeps
         How states move: ``Sweeps(order="top-down", most=3, rule="safe")``.
     weights : Adaptive or Exact
-        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)`` or ``Exact(ridge=0.1)``.
+        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)``, or
+        ``Exact(iterations=3, ridge=0.1)``.
     jumps : Straight or Continuation
         How activations without a derivative (step, sign, staircase, ...) are trained.
     """
@@ -188,7 +189,9 @@ class LPOM(Method[LPOMState]):
     def __post_init__(self) -> None:
         put = object.__setattr__  # names of settings stand for the settings
         put(self, "states", chosen("states", self.states, {"sweeps": Sweeps}))
-        put(self, "weights", chosen("weights", self.weights, {"adaptive": Adaptive, "exact": Exact}))
+        put(
+            self, "weights", chosen("weights", self.weights, {"adaptive": Adaptive, "exact": Exact})
+        )
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
 
@@ -202,7 +205,10 @@ class LPOM(Method[LPOMState]):
         if self.states.order == "interleaved":
             for _ in self._sweeps(states):
                 waiting: dict[Block, list[Use]] = {}
-                states.pull(problem.graph[problem.graph.output], self._loss_pull(states, problem, batch, state))
+                states.pull(
+                    problem.graph[problem.graph.output],
+                    self._loss_pull(states, problem, batch, state),
+                )
                 for node in reversed(states.graph.nodes):
                     residual = states.move(node, self._alpha(states, node, problem, state))
                     self._visit(states, node, residual, batch, state, waiting)
@@ -377,9 +383,7 @@ class LPOM(Method[LPOMState]):
         graph = self.as_trained(graph, progress)
         return graph.smoothed(self.jumps.width) if isinstance(self.jumps, Straight) else graph
 
-    def _measure(
-        self, states: States, problem: Problem, batch: Batch, state: LPOMState
-    ) -> None:
+    def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         r"""Set every mu such that the pull on a state is `RELATIVE_PULL` of its pre-activations.
 
         :math:`\mu_v G_v` hardly depends on the mu above it: it is about the gradient of the loss.

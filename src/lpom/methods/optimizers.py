@@ -19,6 +19,7 @@ from lpom.weights.adaptive import (
     set_progress,
 )
 
+
 @dataclass
 class OptimizerState(State):
     """A state whose memory is that of its optimiser."""

@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from lpom.weights.gram import gram, inverse
 from lpom.graph import Dense
+from lpom.weights.gram import gram, inverse
 
 
 @final

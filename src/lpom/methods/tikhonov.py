@@ -9,11 +9,16 @@ from typing import ClassVar, final
 import torch
 
 from lpom.checks import check_number
-from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
-from lpom.methods.samples import SampleState, least_squares
 from lpom.graph import Chain
-from lpom.methods.blocks import per_layer
+from lpom.methods.base import Batch, Method, Problem, from_settings
+from lpom.methods.blocks import (
+    estimated_norm,
+    half_square,
+    nonnegative_states,
+    per_layer,
+    require_relu,
+)
+from lpom.methods.samples import SampleState, least_squares
 from lpom.objective import Objective, total
 
 

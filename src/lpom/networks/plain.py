@@ -10,8 +10,8 @@ from torch import nn
 from lpom import activations
 from lpom.activations import Activation
 from lpom.checks import check_choice, check_number
-from lpom.networks.mlp import mlp as perceptron
 from lpom.networks.layers import Layers, gain
+from lpom.networks.mlp import mlp as perceptron
 
 SIDE = 32  # of the pictures that LeNet-5 and VGG5 were made for
 POOLINGS: dict[str, type[nn.MaxPool2d] | type[nn.AvgPool2d]] = {

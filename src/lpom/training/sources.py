@@ -20,7 +20,7 @@ from lpom.training.tasks import Task, as_array, as_tensor
 
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
-_CHUNK = 2**20  # numbers looked at together when all of X is checked
+_CHUNK = 2**17  # numbers looked at together when all of X is checked
 _ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
 
 
@@ -33,6 +33,7 @@ class Source(ABC):
 
     steps: int | None
     generators: list[torch.Generator]
+    like: Tensor  # a tensor with that dtype and device
 
     @abstractmethod
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
@@ -187,7 +188,7 @@ class Loader(Source):
         return self._batches(items, whole_epoch=skip == 0)
 
     def in_order(self) -> Iterator[Batch]:
-        return self._batches(iter(self.loader), whole_epoch=True)
+        return self.epoch()
 
     def probe(self) -> Batch:
         return self._batch(self._first())
@@ -274,9 +275,7 @@ def check_inputs(X: Any, takes: Signature) -> Any:
         X = X.reshape(len(X), -1)
     if tuple(X.shape[1:]) != takes.shape:
         wanted = ", ".join(["n_samples", *map(str, takes.shape)])
-        raise ValueError(
-            f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}."
-        )
+        raise ValueError(f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}.")
     if X.shape[0] == 0:
         raise ValueError("X has no rows; at least one sample is needed.")
     dtype = takes.like.dtype
@@ -286,13 +285,13 @@ def check_inputs(X: Any, takes: Signature) -> Any:
     return X if sparse or mapped or isinstance(X, Tensor) else as_tensor(X)
 
 
-def check_targets_finite(y: Any, dtype: torch.dtype | None = None) -> None:
+def check_targets_finite(y: Any, dtype: torch.dtype) -> None:
     values = _plain(y, "y") if isinstance(y, Tensor) else np.asarray(y)
     if isinstance(values, Tensor) or values.dtype.kind == "f":
         check_finite(values, "y", "Remove such rows first", dtype)
 
 
-def check_weights(weight: Any, n: int, dtype: torch.dtype | None = None) -> Tensor:
+def check_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
     """Weights of ``n`` samples, which may all be zero: other batches may count."""
     weights: Tensor = (
         weight if isinstance(weight, Tensor) else as_tensor(as_array(weight, "sample_weight"))

@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,11 +17,12 @@ from lpom.methods import Batch, Method, Problem, State
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
+from lpom.training.measuring import Score, evaluating, measure
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
 from lpom.training.sources import Source
-from lpom.training.tasks import Score, Task
+from lpom.training.tasks import Task
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 
@@ -197,21 +197,20 @@ class Trainer:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         self.good = _weights(self.model)
-        with self.generators.untouched():
-            measured = self._measured or measure(self.model, self.train, self.task)
-            if not measured:
-                raise ValueError(
-                    f"method {self.method.name!r} needs a second pass over the data to measure "
-                    "the epoch, but the DataLoader gave nothing when read again. Use a data set "
-                    "that can be read more than once."
-                )
-            checked = None
-            if self.validation is not None:
-                checked = measure(self.model, self.validation, self.task)
-                if not checked:
-                    raise ValueError("validation_data gave no batch; at least one is needed.")
-            with evaluating(self.model):
-                self._record(measured, checked)
+        measured = self._measured or measure(self.model, self.train, self.task)
+        if not measured:
+            raise ValueError(
+                f"method {self.method.name!r} needs a second pass over the data to measure the "
+                "epoch, but the DataLoader gave nothing when read again. Use a data set that can "
+                "be read more than once."
+            )
+        checked = None
+        if self.validation is not None:
+            checked = measure(self.model, self.validation, self.task)
+            if not checked:
+                raise ValueError("validation_data gave no batch; at least one is needed.")
+        with evaluating(self.model), self.generators.untouched():
+            self._record(measured, checked)
         self._comment(measured)
         if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
             self.best = self.good
@@ -225,6 +224,7 @@ class Trainer:
         due = asked or folder.due(len(self.history), epoch_ended)
         kept = folder.write(self.state_dict()) if due else False
         if asked:
+            folder.signals.heeded = True
             where = f"with checkpoint={str(folder.folder)!r}"
             raise Stopped(f"Call fit again {where} to go on from there." if kept else "")
 
@@ -299,6 +299,7 @@ class Trainer:
             "task": self.task.kind,
             "epochs": self.epochs,
             "seed": self.seed,
+            "endless": self.endless,
             "early stopping": None if watch is None else repr(watch.rule),
             "data": self.train.describe(),
             "validation data": None if self.validation is None else self.validation.describe(),
@@ -362,28 +363,6 @@ class Trainer:
             self.watch.load_state_dict(saved["early stopping"])
         self.good, self.best = saved["good"], saved["best"]
         self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
-
-
-@torch.no_grad()
-def measure(model: nn.Module, source: Source, task: Task) -> Score:
-    """Loss and score of a plain forward pass over all rows."""
-    measured = Score(task)
-    with evaluating(model):
-        for batch in source.in_order():
-            measured.add(model(batch.inputs), batch.target, batch.weight)
-    return measured
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """With ``model.eval()``; every submodule is put back into its mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def settings_of(method: Method[Any]) -> str:

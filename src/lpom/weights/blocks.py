@@ -142,7 +142,9 @@ def least_squares(block: Block, uses: Sequence[Use], ridge: float) -> LeastSquar
 
 
 def _unfolds(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    return (
+        layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    )
 
 
 @final
