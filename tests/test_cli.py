@@ -80,7 +80,7 @@ def trained(tmp_path_factory):
     people().to_csv(folder / "people.csv", index=False)
     call(
         "train", folder / "people.csv", "--target", "drink", "--ignore", "name", "--quiet",
-        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--no-early-stopping",
+        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--to-the-end",
     )  # fmt: skip
     return folder
 
@@ -145,8 +145,8 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2", "--loss", "squared",
-        "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
+        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
         "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
@@ -460,7 +460,7 @@ TABLES = {
         ("short.csv", "has 2 rows: 0 to test and 2 to train on"),
         ("same.csv", "no column to learn from \\('a': '1' in every row\\)"),
         ("ragged.csv", "cannot be read"),
-        ("good.csv", "unknown target of good.csv 'y'. Known: a, label"),
+        ("good.csv", "unknown column to predict 'y'. Known: a, label"),
         ("text.docx", "should end in .csv, .tsv"),
         ("absent.csv", "There is no file absent.csv"),
     ],

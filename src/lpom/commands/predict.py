@@ -31,7 +31,9 @@ def predict(
     ] = False,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Column to write beside the predictions, or all; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="Column to write beside the predictions, or all; may be repeated."
+        ),
     ] = None,
     encoding: options.Encoding = None,
     separator: options.Separator = None,

@@ -52,7 +52,7 @@ class ColumnPlan:
                 problems.append(f"column {name!r} {error}")
         problems += _points_or_thousands(frame, made, locale)
         if problems:
-            raise DataError(f"{'. '.join(problems)}.")
+            raise DataError(f"{'; '.join(problems)}.")
         if all(column.kind == "dropped" for column in made):
             reasons = "; ".join(f"{column.name!r}: {column.why}" for column in made)
             raise DataError(f"there is no column to learn from ({reasons}).")
