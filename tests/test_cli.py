@@ -146,8 +146,8 @@ def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
         "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
-        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
-        "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
+        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1",
+        "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
     assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
