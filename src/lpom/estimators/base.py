@@ -221,7 +221,7 @@ class BaseMLP(FittedMLP, ABC):
                 early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
                 progress=progress,
                 state=state,
-                endless=partial,
+                endless=partial,  # a stream has no end to plan for
                 checkpoint=None if partial else self.checkpoint,
             )
         self._design, self._trained_by = design, method

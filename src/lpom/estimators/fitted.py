@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.methods import Method
 from lpom.training.history import History
-from lpom.training.sources import ROWS, dense_rows
+from lpom.training.sources import ROWS, check_finite, dense_rows
 from lpom.training.trainer import Result
 
 
@@ -141,6 +142,9 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         like = next(self._model.parameters())
+        sparse = issparse(X)
+        advice = "Remove or impute such values first"
+        check_finite(X.data if sparse else X, "X", advice, like.dtype, rows=not sparse)
         parts = [
             self._model(dense_rows(X, rows).to(like)).cpu()
             for rows in gen_batches(X.shape[0], ROWS)
