@@ -30,13 +30,6 @@ class EarlyStopping:
         check_choice("watch", self.watch, ("score", "loss"))
         check_number("patience", self.patience, whole=True)
         check_number("min_delta", self.min_delta, strict=False)
-        check_choice("watch", self.watch, ("score", "loss"))
-
-    def gain(self, epoch: Epoch) -> float:
-        """What should rise: the validation score, or a loss with its sign turned."""
-        if epoch.validation_loss is None or epoch.validation_score is None:
-            return -epoch.loss
-        return epoch.validation_score if self.watch == "score" else -epoch.validation_loss
 
     def gain(self, epoch: Epoch) -> float:
         """What should rise: the validation score, or a loss with its sign turned."""
