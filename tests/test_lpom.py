@@ -7,11 +7,10 @@ import torch
 from sklearn.datasets import load_digits
 
 import lpom
-from lpom import LPOM, ConvergenceWarning
+from lpom import LPOM, Adaptive, Continuation, ConvergenceWarning, Exact, Sweeps
 from lpom.losses import Squared
 from lpom.methods import Batch, Problem
 from lpom.methods.backprop import Adam
-from lpom.network import Lifted
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +48,10 @@ def test_the_lower_layers_of_a_step_network_move(digits):
         assert not torch.equal(old, new)
 
 
-def test_continuation_can_be_turned_off(digits):
-    """Trained on the jumps themselves: worse, and said nowhere to be better."""
-    ramps, _ = accuracy(digits, (100, 50), "step", LPOM())
-    jumps, _ = accuracy(digits, (100, 50), "step", LPOM(continuation=False, mu=5.0))
-    assert 0.2 < jumps < ramps
+def test_jumps_train_by_ramps_that_shrink_as_well(digits):
+    ramps, model = accuracy(digits, (100, 50), "step", LPOM(jumps="continuation"))
+    assert ramps > 0.9
+    assert model[1].activation.jumps
 
 
 @pytest.mark.parametrize("progress, ridge", [(0.0, 0.2), (0.5, 1.0), (1.0, 5.0)])
@@ -63,8 +61,8 @@ def test_a_pair_of_ridges_grows_by_equal_factors_over_the_run(digits, progress, 
 
     def stepped(ridge):
         model = lpom.mlp([64, 20, 10], seed=0)
-        method = LPOM(weights="exact", ridge=ridge)
-        problem = Problem(Lifted.from_module(model), Squared())
+        method = LPOM(weights=Exact(ridge=ridge))
+        problem = Problem.of(model, Squared())
         state = method.init(problem)
         state.progress = progress
         method.step(problem, batch, state)
@@ -74,28 +72,35 @@ def test_a_pair_of_ridges_grows_by_equal_factors_over_the_run(digits, progress, 
     assert not torch.allclose(stepped((0.2, 5.0)), stepped(2 * ridge), rtol=0.0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ridge", "continuation"])
 @pytest.mark.parametrize(
     "pair, said", [((1.0,), "a pair"), ((0.0, 1.0), "first"), ((1.0, -1), "last")]
 )
-def test_a_pair_that_is_none_is_refused(digits, name, pair, said):
-    method = LPOM(weights="exact", **{name: pair})
-    with pytest.raises(ValueError, match=f"{name}.*{said}"):
-        lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=method, epochs=1)
+def test_a_pair_that_is_none_is_refused(pair, said):
+    with pytest.raises(ValueError, match=f"ridge.*{said}"):
+        Exact(ridge=pair)
 
 
-def test_continuation_is_no_number(digits):
-    with pytest.raises(ValueError, match=r"continuation should be a pair .* got 3"):
-        lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=LPOM(continuation=3), epochs=1)
+def test_settings_are_checked_when_they_are_written_down():
+    with pytest.raises(ValueError, match="width's last number"):
+        Continuation(1.0, 0.0)
+    with pytest.raises(ValueError, match="order.*top-down"):
+        Sweeps("topdown")
+    with pytest.raises(ValueError, match="rule"):
+        Sweeps(rule="sfae")
+    with pytest.raises(ValueError, match="jumps should be Straight or Continuation.*got 3"):
+        LPOM(jumps=3)
 
 
 def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe_step(digits):
     """A deep tanh network lies past the bound of Theorem 2 from the start."""
-    options = {"order": "top-down", "sweeps": 3, "mu": 0.3}
-    deep = (32,) * 8
+
+    def score(rule):
+        method = LPOM(mu=0.3, states=Sweeps("top-down", most=3, rule=rule))
+        return accuracy(digits, (32,) * 8, "tanh", method, epochs=6)[0]
+
     with pytest.warns(ConvergenceWarning, match="diverge"):
-        plain, _ = accuracy(digits, deep, "tanh", LPOM(step_rule="plain", **options), epochs=6)
-    safe, _ = accuracy(digits, deep, "tanh", LPOM(step_rule="safe", **options), epochs=6)
+        plain = score("plain")
+    safe = score("safe")
     assert plain < 0.3
     assert safe > 0.85
 
@@ -103,7 +108,7 @@ def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe
 @pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
 def test_every_order_learns(digits, order):
     sweeps = 1 if order == "interleaved" else 3
-    score, _ = accuracy(digits, (60, 30), "relu", LPOM(order=order, sweeps=sweeps), epochs=8)
+    score, _ = accuracy(digits, (60, 30), "relu", LPOM(states=Sweeps(order, most=sweeps)), epochs=8)
     assert score > 0.9
 
 
@@ -141,11 +146,11 @@ def test_sweeping_stops_when_states_settle(digits):
     """With a tolerance, many allowed sweeps end where few do, and the states are settled."""
     train, _ = digits
     model = lpom.mlp([64, 30, 20, 10], "tanh", seed=0)
-    settled = LPOM(order="top-down", sweeps=500, tolerance=1e-4)
+    settled = LPOM(states=Sweeps("top-down", most=500, tolerance=1e-4))
     residuals = [
         layer.state_residual for layer in lpom.diagnose(model, *train, method=settled).layers
     ]
-    once = LPOM(order="top-down", sweeps=1)
+    once = LPOM(states=Sweeps("top-down"))
     rough = [layer.state_residual for layer in lpom.diagnose(model, *train, method=once).layers]
     assert max(residuals) < 2e-4
     assert max(rough) > 10 * max(residuals)
@@ -154,9 +159,9 @@ def test_sweeping_stops_when_states_settle(digits):
 def test_mu_per_layer_and_for_the_output(digits):
     (X, y), _ = digits
     runs = []
-    for method in (LPOM(mu=[20.0, 20.0, 5.0]), LPOM(mu=20.0, mu_output=5.0), LPOM(mu=20.0)):
-        model = lpom.mlp([64, 30, 20, 10], seed=0)
-        lpom.fit(model, X, y, method=method, epochs=1, seed=0)
+    for mu in ([20.0, 20.0, 5.0], {"output": 5.0, "*": 20.0}, 20.0):
+        model = lpom.mlp([64, 30, 20, 10], seed=0, output="tanh")
+        lpom.fit(model, X, y, method=LPOM(mu=mu), epochs=1, seed=0)
         runs.append(model[0].weight.detach())
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])
 
@@ -173,6 +178,6 @@ def test_frozen_parameters_stay(digits):
 
 
 def test_any_torch_optimiser_serves(digits):
-    method = LPOM(optimizer=lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.01))
+    method = LPOM(weights=Adaptive(lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.01)))
     score, _ = accuracy(digits, (60,), "relu", method, epochs=8)
     assert score > 0.9

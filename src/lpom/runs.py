@@ -117,14 +117,10 @@ class Settings:
 
 
 def method_settings(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
-    """Settings of the estimator's method by name."""
-    start = "method__"
-    found = estimator.get_params(deep=True)
-    return {
-        name[len(start) :]: value
-        for name, value in found.items()
-        if name.startswith(start) and not isinstance(value, MethodSettings)  # which come one by one
-    }
+    """Settings of the estimator's method, those of settings by names with a dot."""
+    found = methods.get(estimator.method).get_params(deep=True)
+    plain = {name: value for name, value in found.items() if not isinstance(value, MethodSettings)}
+    return {name.replace("__", "."): value for name, value in plain.items()}
 
 
 @final

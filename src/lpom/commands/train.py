@@ -205,7 +205,7 @@ def _header(data: Prepared, settings: Settings) -> str:
     changed = {
         name: value
         for name, value in runs.method_settings(estimator).items()
-        if value != as_default[name]
+        if value != as_default.get(name)
     }
     if settings.learning_rate is not None:
         changed["learning_rate"] = settings.learning_rate

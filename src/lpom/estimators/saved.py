@@ -31,12 +31,14 @@ def describe(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
 
 
 def restore(
-    model: nn.Sequential, state: dict[str, Any], history: History | None = None
+    model: nn.Module, state: dict[str, Any], history: History | None = None
 ) -> MLPClassifier | MLPRegressor:
     """The estimator that :func:`describe` told of, with its network; it predicts, and may go on.
 
     Going on starts the method's own memory (of an optimiser, say) anew.
     """
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(f"a sequence of layers was expected, got {type(model).__name__}.")
     layers = chain(trace(model))
     loss = losses.get(state["loss"]["name"], **state["loss"]["parameters"])
     sizes = (layers[0].map.n_inputs, *(layer.map.n_outputs for layer in layers))

@@ -20,7 +20,8 @@ class Regression:
 
     With more samples than columns only the sums :math:`X^T X` and :math:`X^T (U - Z)` over chunks
     of rows are formed (transpose reduction), so results do not depend on the chunk; otherwise
-    the Gram matrix is that of the rows. The ridge is relative as in :func:`lpom.gram.gram`, and
+    the Gram matrix is that of the rows. The ridge is relative as in
+    :func:`lpom.weights.gram.gram`, and
     pulls towards the old weights: it moves no fixed point and the objective cannot rise.
     """
 
