@@ -80,7 +80,7 @@ def trained(tmp_path_factory):
     people().to_csv(folder / "people.csv", index=False)
     call(
         "train", folder / "people.csv", "--target", "drink", "--ignore", "name", "--quiet",
-        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--no-early-stopping",
+        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--to-the-end",
     )  # fmt: skip
     return folder
 
@@ -145,16 +145,17 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2", "--loss", "squared",
-        "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
-        "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
+        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1",
+        "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
     assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
     config = Run.read(Path("run")).config
     assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
-    assert config["method"]["mu"] == [3, 2, 1] and config["method"]["states"]["sweeps"]["most"] == 2
-    assert config["method"]["states"]["sweeps"]["order"] == "top-down"
+    assert config["method"]["mu"] == [3, 2, 1]
+    sweeps = config["method"]["states"]["sweeps"]
+    assert sweeps["most"] == 2 and sweeps["order"] == "top-down"
     assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
     assert config["data"]["rows"]["test"] == 30
@@ -410,10 +411,7 @@ def test_a_warning_is_a_line(table, monkeypatch):
             ("iris", "--set", "states.order=topdown"),
             "unknown order 'topdown'; did you mean 'top-down'",
         ),
-        (
-            ("iris", "--set", "states.most"),
-            "--set takes NAME=VALUE, e.g. states.most=3, got 'states.most'",
-        ),
+        (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.most=3, got 'mu'"),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
         (("iris", "--hidden", "0"), "integers above 0.*got"),
         (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
@@ -462,7 +460,7 @@ TABLES = {
         ("short.csv", "has 2 rows: 0 to test and 2 to train on"),
         ("same.csv", "no column to learn from \\('a': '1' in every row\\)"),
         ("ragged.csv", "cannot be read"),
-        ("good.csv", "unknown target of good.csv 'y'. Known: a, label"),
+        ("good.csv", "unknown column to predict 'y'. Known: a, label"),
         ("text.docx", "should end in .csv, .tsv"),
         ("absent.csv", "There is no file absent.csv"),
     ],
