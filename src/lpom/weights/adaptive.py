@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,9 +43,10 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": _muon,
 }
 
+#: What the learning rate is multiplied with at a share of the run, from 0 to 1.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1.0 - progress,
+    "linear": partial(operator.sub, 1.0),
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
 
@@ -114,12 +117,3 @@ def check_schedule(schedule: Schedule) -> None:
 def make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """torch's own scheduler where the schedule is a function that makes one."""
     return schedule(optimizer) if callable(schedule) else None
-
-
-def set_progress(optimizer: torch.optim.Optimizer, schedule: Schedule, progress: float) -> None:
-    """Scale every learning rate to what a named schedule gives at this share of the run."""
-    if callable(schedule):
-        return
-    factor = SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor
