@@ -145,7 +145,7 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--set", "order=top-down", "--set", "sweeps=2", "--loss", "squared",
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2", "--loss", "squared",
         "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
         "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
@@ -153,7 +153,7 @@ def test_options_reach_the_network_the_method_and_the_loss(table):
     assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
     config = Run.read(Path("run")).config
     assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
-    assert config["method"]["mu"] == [3, 2, 1] and config["method"]["sweeps"] == 2
+    assert config["method"]["mu"] == [3, 2, 1] and config["method"]["states"]["sweeps"]["most"] == 2
     assert config["method"]["order"] == "top-down"
     assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
@@ -406,14 +406,20 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
         (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
-        (("iris", "--set", "order=topdown"), "unknown order 'topdown'; did you mean 'top-down'"),
-        (("iris", "--set", "sweeps"), "--set takes NAME=VALUE, e.g. sweeps=3, got 'sweeps'"),
+        (
+            ("iris", "--set", "states.order=topdown"),
+            "unknown order 'topdown'; did you mean 'top-down'",
+        ),
+        (
+            ("iris", "--set", "states.most"),
+            "--set takes NAME=VALUE, e.g. states.most=3, got 'states.most'",
+        ),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
         (("iris", "--hidden", "0"), "integers above 0.*got"),
         (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
-        (("iris", "--set", "sweeps=0"), "sweeps must be an integer above 0, got 0"),
+        (("iris", "--set", "states.most=0"), "most must be an integer above 0, got 0"),
         (("iris", "--method", "sgd", "--mu", 3), "'mu'.*SGD.*learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),

@@ -308,7 +308,7 @@ def test_partial_fit_keeps_the_optimiser_even_through_pickle(blobs):
 def test_partial_fit_takes_up_a_changed_method(blobs):
     X, y = blobs
     model = small().partial_fit(X, y, classes=np.unique(y))
-    model.set_params(method__learning_rate=0.5).partial_fit(X, y)
+    model.set_params(method__weights__learning_rate=0.5).partial_fit(X, y)
     assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.5
     model.set_params(learning_rate_init=0.25).partial_fit(X, y)
     assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.25
@@ -401,7 +401,7 @@ def test_method_parameters_can_be_set_on_a_name():
     assert (model.max_iter, model.get_params()["method__mu"]) == (7, 3.0)
     assert clone(model).method.mu == 3.0
     assert clone(model).method is not model.method
-    assert model.set_params(method="lpom", method__sweeps=2).method.sweeps == 2
+    assert model.set_params(method="lpom", method__states__most=2).method.states.most == 2
     assert model.method.mu == lpom.LPOM().mu
     untouched = MLPClassifier()
     with pytest.raises(ValueError, match="Invalid parameter 'nu'"):
@@ -459,8 +459,8 @@ def adam_with_decay(parameters):
     "params",
     [
         {"activation": lpom.activations.from_function(softsign, lipschitz=1.0)},
-        {"method": lpom.LPOM(optimizer=adam_with_decay)},
-        {"method": lpom.LPOM(optimizer=torch.optim.RMSprop)},
+        {"method": lpom.LPOM(weights=lpom.Adaptive(optimizer=adam_with_decay))},
+        {"method": lpom.LPOM(weights=lpom.Adaptive(optimizer=torch.optim.RMSprop))},
     ],
 )
 def test_pickles_hold_functions_of_the_user(blobs, params):

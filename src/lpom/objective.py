@@ -224,7 +224,12 @@ def _unit(vector: Tensor, old: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spectral_rates(
-    graph: Graph, loss: Loss, mu: Sequence[float], X: Sequence[Tensor], iterations: int = 20
+    graph: Graph,
+    loss: Loss,
+    mu: Sequence[float],
+    X: Sequence[Tensor],
+    iterations: int = 20,
+    switches: Switches | None = None,
 ) -> tuple[list[float], list[float]]:
     r"""The largest norm of each node's edge, and the factor by which its plain step contracts.
 
@@ -234,7 +239,7 @@ def spectral_rates(
     ``X`` are states at which edges that multiply states are measured.
     """
     norms = {
-        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations)[0])
+        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations, switches)[0])
         for node in graph
         for s in node.sources
         if X[s].is_floating_point()  # what is looked up by whole numbers has no norm

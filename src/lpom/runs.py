@@ -26,6 +26,7 @@ from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
 from lpom.methods import Method
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
+from lpom.settings import Settings as SettingsOf
 from lpom.tables import Classes, Target
 from lpom.tables.scores import always, majority
 from lpom.training import Callback, Result
@@ -116,10 +117,10 @@ class Settings:
 
 
 def method_settings(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
-    """Settings of the estimator's method by name."""
-    start = "method__"
-    found = estimator.get_params(deep=True)
-    return {name[len(start) :]: found[name] for name in found if name.startswith(start)}
+    """Settings of the estimator's method, those of settings by names with a dot."""
+    found = methods.get(estimator.method).get_params(deep=True)
+    plain = {name: value for name, value in found.items() if not isinstance(value, SettingsOf)}
+    return {name.replace("__", "."): value for name, value in plain.items()}
 
 
 @final
@@ -195,7 +196,10 @@ def train(
             "activation": settings.activation,
             "output_activation": settings.output_activation,
         },
-        "method": {"name": methods.get(estimator.method).name, **method_settings(estimator)},
+        "method": {
+            "name": methods.get(estimator.method).name,
+            **methods.get(estimator.method).plain(),
+        },
         "loss": {"name": result.task.loss.name, **result.task.loss.params()},
         "alpha": estimator.alpha,
         "class_weight": settings.class_weight,

@@ -755,3 +755,18 @@ def test_weights_computed_from_others_take_no_exact_step():
     model, X = seeded(NETWORKS["weight norm"][0]), numbers(20, 6)
     with pytest.raises(ValueError, match="computed from other parameters"):
         lpom.fit(model, X, torch.arange(20) % 3, method=LPOM(weights="exact"), epochs=1)
+
+
+class Transposed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.ones(4, 3))
+        self.second = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x):
+        return torch.tanh(x @ self.first.T) @ self.second.mT
+
+
+def test_a_transposed_weight_is_a_weight():
+    graph = trace(Transposed())
+    assert [node.edge.names for node in graph] == [("first",), ("second",)]

@@ -45,7 +45,10 @@ def train(
     learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
     method_settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE of the method, e.g. sweeps=3; may be repeated."),
+        typer.Option(
+            "--set",
+            help="SETTING=VALUE of the method, e.g. weights.learning_rate=0.001; may be repeated.",
+        ),
     ] = None,
     loss: Annotated[str, typer.Option(help="By default as the target needs it.")] = "auto",
     alpha: Annotated[
@@ -79,7 +82,7 @@ def train(
     Numbers, dates, yes/no and categories are told from the values; what is done with each column
     is printed before training, and --as or --ignore change it.
     """
-    given = options.pairs("--set", "sweeps=3", method_settings)
+    given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
     }
@@ -152,7 +155,7 @@ def _header(data: Prepared, settings: Settings) -> str:
     changed = {
         name: value
         for name, value in runs.method_settings(estimator).items()
-        if value != as_default[name]
+        if value != as_default.get(name)
     }
     if settings.learning_rate is not None:
         changed["learning_rate"] = settings.learning_rate

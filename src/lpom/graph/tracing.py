@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import linecache
 import operator
 import sys
@@ -47,7 +48,17 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     over time steps, say). Raises `UntrainableError`, a ValueError, for what can't be trained, with
     the line of the model where it stands.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
+    return _Builder(model, *traced(model, example)).build(model)
+
+
+def traced(
+    model: nn.Module, example: Tensor | None = None
+) -> tuple[fx.Graph, dict[fx.Node, str]]:
+    """All that the module does, before it is cut into states, and the line where each thing stands.
+
+    What does not reach the output is left out.
+    """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UntrainableError(
@@ -61,7 +72,7 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
         )
     tracer = _Tracer(example)
     try:
-        traced = tracer.in_both_modes(model)
+        graph = tracer.in_both_modes(model)
     except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, fx.proxy.TraceError):
             raise
@@ -71,16 +82,27 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
-    for node in reversed(list(traced.nodes)):
+    for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
-            traced.erase_node(node)
-    return _Builder(tracer.root, traced, tracer.lines).build(model)
+            graph.erase_node(node)
+    return graph, tracer.lines
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Without the attributes where torch.fx puts tensors that the model makes on its way."""
+    before = set(vars(model))
+    try:
+        yield
+    finally:
+        for name in set(vars(model)) - before:
+            delattr(model, name)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside torch.compile's wrapper, whose weights it shares."""
     inner = getattr(model, "_orig_mod", None)
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 class _Tracer(fx.Tracer):
@@ -98,6 +120,11 @@ class _Tracer(fx.Tracer):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """The first free name, so that every trace of a model has the same ones."""
+        names = (f"{prefix}{k}" for k in itertools.count())
+        return next(name for name in names if not hasattr(self.root, name))
+
     def in_both_modes(self, model: nn.Module) -> fx.Graph:
         """What the model does in training; a flag that is another in evaluation stays a question.
 
@@ -107,7 +134,8 @@ class _Tracer(fx.Tracer):
         try:
             with _factories_traced():
                 model.eval()
-                evaluated = self.trace(model)
+                with left_as_it_was(model):
+                    evaluated = self.trace(model)
                 self.lines.clear()
                 self._known.clear()
                 model.train()
@@ -240,6 +268,14 @@ class _Shaped(fx.Proxy):
 
     def dim(self) -> Any:
         return self.ndim
+
+    @property
+    def T(self) -> Any:
+        return self.t()
+
+    @property
+    def mT(self) -> Any:
+        return self.transpose(-2, -1)
 
     def __len__(self) -> int:
         size = self.size(0)
