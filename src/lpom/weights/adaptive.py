@@ -52,25 +52,27 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimisers, each with weights of its own, as one."""
+    """Several optimisers, each with weights of its own, as one: groups and memory are shared."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
-        groups = [group for part in parts for group in part.param_groups]
-        super().__init__(groups, {})
-        self.param_groups = groups  # the parts' own, so that a changed rate reaches them
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, kept in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(kept)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Each part works on its groups of this optimiser, and on one memory."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
 
 
 def make_optimizer(
