@@ -75,3 +75,10 @@ def test_weights_are_left_alone(data):
     before = [p.detach().clone() for p in model.parameters()]
     lpom.diagnose(model, *data, method=LPOM(weights="exact"))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_the_method_is_a_name_or_an_lpom(data):
+    named, made = (lpom.diagnose(network(), *data, method=m) for m in ("lpom", LPOM()))
+    assert named == made
+    with pytest.raises(ValueError, match="not at that of 'adam'"):
+        lpom.diagnose(network(), *data, method="adam")

@@ -181,3 +181,109 @@ def test_any_torch_optimiser_serves(digits):
     method = LPOM(weights=Adaptive(lambda p: torch.optim.AdamW(p, lr=2e-3, weight_decay=0.01)))
     score, _ = accuracy(digits, (60,), "relu", method, epochs=8)
     assert score > 0.9
+
+
+def test_torch_s_schedulers_take_a_step_after_every_epoch(digits):
+    def halved(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    method = LPOM(weights=Adaptive("sgd", learning_rate=0.8, schedule=halved))
+    model = lpom.mlp([64, 10], seed=0)
+    result = lpom.fit(model, *digits[0], method=method, epochs=3, seed=0)
+    assert result.state.optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def test_lbfgs_is_refused_with_the_reason(digits):
+    method = LPOM(weights=Adaptive(torch.optim.LBFGS))
+    with pytest.raises(ValueError, match="evaluates the loss several times"):
+        lpom.fit(lpom.mlp([64, 10], seed=0), *digits[0], method=method, epochs=1)
+
+
+def test_muon_for_matrices_beside_adam_for_the_rest(digits, tmp_path):
+    """One optimiser: it learns, is kept in a checkpoint, and its memory is carried on."""
+    method = LPOM(weights=Adaptive("muon", learning_rate=0.01))
+    score, model = accuracy(digits, (60,), "relu", method, epochs=6)
+    assert score > 0.9
+    (X, y), kept = digits[0], {"epochs": 2, "seed": 0, "endless": True, "batch_size": 1400}
+    whole, halves = (lpom.mlp([64, 20, 10], seed=0) for _ in range(2))
+    lpom.fit(whole, X, y, method=method, **kept | {"epochs": 4})
+    first = lpom.fit(halves, X, y, method=method, checkpoint=tmp_path, **kept)
+    lpom.fit(halves, X, y, method=method, state=first.state, **kept)
+    for a, b in zip(whole.parameters(), halves.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_methods_are_their_settings():
+    """Equal when these are; names stand for defaults; settings within are reached by name."""
+    assert LPOM() == LPOM(mu=20.0, states=Sweeps(), weights=Adaptive(), jumps="straight")
+    assert LPOM() != LPOM(mu=5.0)
+    assert LPOM(weights="exact") == LPOM(weights=Exact()) != LPOM()
+    assert LPOM(weights={"exact": {"ridge": 1.0}}).weights.ridge == 1.0
+    assert LPOM().with_params(mu=5.0, weights__learning_rate=0.1) == LPOM(
+        mu=5.0, weights=Adaptive(learning_rate=0.1)
+    )
+    assert LPOM(weights="exact").with_params(weights__ridge=3.0).weights == Exact(ridge=3.0)
+    assert LPOM().get_params()["states__order"] == "interleaved"
+    with pytest.raises(ValueError, match="LPOM has no setting 'weights__ridge'|no setting 'ridge'"):
+        LPOM().with_params(weights__ridge=1.0)
+    with pytest.raises(AttributeError):
+        LPOM().mu = 3.0
+
+
+def test_exact_weights_have_no_learning_rate():
+    with pytest.raises(ValueError, match="exact weights have no learning rate"):
+        LPOM(weights="exact").with_learning_rate(0.1)
+    assert LPOM().with_learning_rate(0.1).weights.learning_rate == 0.1
+
+
+@pytest.mark.parametrize("weights", [Adaptive(learning_rate=0.02), Exact()], ids=repr)
+@pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
+def test_layers_that_share_a_weight_train_together(digits, order, weights):
+    """In every order and with both weight steps: the loss falls, and the weight stays one."""
+    (X, y), _ = digits
+    torch.manual_seed(0)
+    shared = torch.nn.Linear(64, 64)
+    tied = torch.nn.Linear(64, 64)
+    tied.weight = shared.weight
+    model = torch.nn.Sequential(
+        shared, torch.nn.Tanh(), tied, torch.nn.Tanh(), torch.nn.Linear(64, 10)
+    )
+    X, y = X[:500], y[:500]
+    before, _ = lpom.evaluate(model, X, y)
+    method = LPOM(mu=5.0, states=Sweeps(order, most=2), weights=weights)
+    lpom.fit(model, X, y, method=method, epochs=2, seed=0)
+    assert tied.weight is shared.weight
+    assert lpom.evaluate(model, X, y)[0] < 0.8 * before
+
+
+@pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
+def test_no_activation_is_evaluated_under_autograd(digits, order, monkeypatch):
+    """Every call during a fit is watched: no gradients, and no graph comes in or goes out."""
+    from lpom.activations import ReLU, Tanh
+
+    watched = []
+
+    def seen(whole):
+        def phi(self, z, *args, **kwargs):
+            x = whole(self, z, *args, **kwargs)
+            watched.append((torch.is_grad_enabled(), z.requires_grad, x.requires_grad))
+            return x
+
+        return phi
+
+    for kind in (ReLU, Tanh):
+        for name in ("phi", "response"):
+            monkeypatch.setattr(kind, name, seen(getattr(kind, name)))
+    model = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (1, 8, 8)),
+        torch.nn.Conv2d(1, 4, 3),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(144, 20),
+        torch.nn.Tanh(),
+        torch.nn.Linear(20, 10),
+    )
+    (X, y), _ = digits
+    lpom.fit(model, X[:200], y[:200], method=LPOM(states=Sweeps(order, most=2)), epochs=1)
+    lpom.fit(model, X[:200], y[:200], method=LPOM(), epochs=1)
+    assert watched and set(watched) == {(False, False, False)}

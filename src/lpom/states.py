@@ -60,16 +60,16 @@ class States:
         self.graph, self.mu, self.once = graph, mu, once
         self.soft = soft or graph
         self.switches: Switches | None = None if once else {}
-        self.X: list[Tensor] = [inputs] * (len(graph) + 1)
+        self.X: list[Tensor] = [inputs] * (len(graph.nodes) + 1)
         self._token = torch.zeros((), requires_grad=True)
-        self.P: list[Tensor | None] = [None] * (len(graph) + 1)
-        self.pulls: list[Tensor | None] = [None] * (len(graph) + 1)
-        self._own = [False] * (len(graph) + 1)
-        self._Z: list[Tensor | None] = [None] * (len(graph) + 1)
+        self.P: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
+        self.pulls: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
+        self._own = [False] * (len(graph.nodes) + 1)
+        self._Z: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
-        for node in graph:
+        for node in graph.nodes:
             self._set(node, node.activation.phi(self.Z(node)))
 
     @property
@@ -132,7 +132,7 @@ class States:
 
         A part is small enough to stay in the processor's cache from one operation to the next.
         """
-        response, Z = self.soft[node.index].activation.response, self.Z(node)
+        response, Z = self.soft.nodes[node.index - 1].activation.response, self.Z(node)
         rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
         if not self._owned(node):
             return response(Z, pull)
@@ -211,7 +211,7 @@ class States:
                 parameter.grad = None
 
     def _phi(self, node: Node, z: Tensor) -> Tensor:
-        return self.soft[node.index].activation.phi(z)
+        return self.soft.nodes[node.index - 1].activation.phi(z)
 
     def _value(self, node: Node) -> Tensor:
         """``Z`` with autograd's graph of this edge alone; a plain product without."""
@@ -299,7 +299,7 @@ class States:
             ratio = self.mu[node.index] / self.mu[source]
             if ratio != 1:
                 pull, own = pull * ratio, True
-            self.pull(self.graph[source], pull, own=own and self.once)
+            self.pull(self.graph.nodes[source - 1], pull, own=own and self.once)
 
     def _linear_gradient(
         self, node: Node, linear: nn.Linear, R: Tensor, share: float | Tensor

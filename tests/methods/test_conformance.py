@@ -422,3 +422,24 @@ def test_half_a_layer_is_not_frozen_in_silence(name):
     fitted(name, model, X, y, method=method)
     for old, new in zip(before[:2], weights(model)[:2], strict=True):
         assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].full_batch])
+def test_what_a_run_leaves_does_not_hold_the_data(name):
+    X, y = blobs()
+    state = fitted(name, relu_net(), X, y).state
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            return [tensor for inner in value for tensor in tensors(inner)]
+        return tensors(vars(value)) if hasattr(value, "__dict__") else []
+
+    kept = tensors(state)
+    assert kept
+    for tensor in kept:
+        assert tensor.untyped_storage().data_ptr() != X.untyped_storage().data_ptr()
+        assert tensor.shape != X.shape or not torch.equal(tensor, X)

@@ -26,6 +26,7 @@ from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
 from lpom.estimators.penalty import L2Penalty
 from lpom.estimators.splits import split_rows
+from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp

@@ -26,7 +26,7 @@ class Node:
     activation: Activation
     edge: Edge
 
-    @property
+    @cached_property
     def sources(self) -> tuple[int, ...]:
         return self.edge.sources
 
@@ -88,7 +88,7 @@ class Graph:
     def output_activation(self) -> Activation:
         return self[self.output].activation
 
-    @property
+    @cached_property
     def jumps(self) -> bool:
         """Whether an activation is discontinuous."""
         return any(node.activation.jumps for node in self)

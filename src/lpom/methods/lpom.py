@@ -69,6 +69,9 @@ class Sweeps(Settings):
         return self.rule == "safe"
 
 
+_ONE_SWEEP = Sweeps()
+
+
 @final
 @dataclass(frozen=True)
 class Adaptive(Settings):
@@ -206,7 +209,7 @@ class LPOM(Method[LPOMState]):
             for _ in self._sweeps(states):
                 waiting: dict[Block, list[Use]] = {}
                 states.pull(
-                    problem.graph[problem.graph.output],
+                    states.graph.nodes[states.graph.output - 1],
                     self._loss_pull(states, problem, batch, state),
                 )
                 for node in reversed(states.graph.nodes):
@@ -250,7 +253,7 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            total = len(batch) if batch.weight is None else batch.total_weight
+            total = len(batch.inputs) if batch.weight is None else batch.total_weight
             states.carry_back(node, residual, batch.weight, total)
             return
         states.pull_back(node, residual)
@@ -357,7 +360,7 @@ class LPOM(Method[LPOMState]):
     @property
     def _once(self) -> bool:
         """Whether every edge is evaluated but once in a step."""
-        return self.states == Sweeps() and isinstance(self.weights, Adaptive)
+        return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
 
     def _feed_forward(
         self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False
