@@ -183,7 +183,8 @@ class States:
 
     def weights_moved(self) -> None:
         """Every edge is to be evaluated again, and gradients begin anew."""
-        self._Z = [None] * len(self._Z)
+        for node in self.graph:
+            self._forget(node)
         self._graded.clear()
 
     def drop_old_gradients(self) -> None:
@@ -218,7 +219,14 @@ class States:
     def _set(self, node: Node, X: Tensor) -> None:
         self.X[node.index] = X.detach().requires_grad_()  # where autograd ends
         for above in self.graph.consumers[node.index]:
-            self._Z[above.index] = None
+            self._forget(above)
+
+    def _forget(self, node: Node) -> None:
+        """The edge will say something else: a state that was feed-forward is so no longer."""
+        value = self._Z[node.index]
+        if value is not None and self.P[node.index] is None:
+            self.P[node.index] = value.detach()
+        self._Z[node.index] = None
 
     def _adjoint(
         self, node: Node, residual: Tensor, wanted: Sequence[Tensor], *, again: bool = False
