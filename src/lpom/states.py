@@ -201,7 +201,8 @@ class States:
 
     def weights_moved(self) -> None:
         """Every edge is to be evaluated again, and gradients begin anew."""
-        self._Z = [None] * len(self._Z)
+        for node in self.graph:
+            self._forget(node)
         self._graded.clear()
 
     def drop_old_gradients(self) -> None:
@@ -278,7 +279,14 @@ class States:
             self._ends[node.index] = X.requires_grad_()
         self.X[node.index] = X
         for reader in above:
-            self._Z[reader.index] = None
+            self._forget(reader)
+
+    def _forget(self, node: Node) -> None:
+        """The edge will say something else: a state that was feed-forward is so no longer."""
+        value = self._Z[node.index]
+        if value is not None and self.P[node.index] is None:
+            self.P[node.index] = value.detach()
+        self._Z[node.index] = None
 
     def _adjoint(
         self, node: Node, residual: Tensor, wanted: Sequence[Any], *, again: bool = False

@@ -94,9 +94,14 @@ class Graph:
         return any(node.activation.jumps for node in self)
 
     def smoothed(self, width: float) -> Graph:
-        """The same edges; every jump of an activation replaced by a ramp of this width."""
+        """The same edges; every activation that jumps replaced by one with ramps of this width."""
         if self._smoothed.get("width") != width:
-            nodes = [replace(node, activation=node.activation.smoothed(width)) for node in self]
+            nodes = [
+                replace(node, activation=node.activation.smoothed(width))
+                if node.activation.jumps
+                else node
+                for node in self
+            ]
             self._smoothed.update(width=width, graph=Graph(tuple(nodes), self.output))
         made: Graph = self._smoothed["graph"]
         return made

@@ -228,10 +228,9 @@ class LPOM(Method[LPOMState]):
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
         graph, order = states.graph, self.states.order
-        bottom_up = order in ("paper", "parallel")
+        nodes = graph.nodes if order == "paper" else graph.nodes[::-1]
         for _ in self._sweeps(states):
-            nodes = graph.nodes if bottom_up else graph.nodes[::-1]
-            if order == "parallel":
+            if order == "parallel":  # from above, so that what a state is moved from is old too
                 for node in nodes:
                     self._gather(states, node, problem, batch, state)
             for node in nodes:
