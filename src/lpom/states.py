@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
+from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
@@ -183,7 +184,7 @@ class States:
                 self._hand(node, source, pull, own=len(set(memory)) == len(memory))
             for parameter, gradient in zip(weights, found[len(sources) :], strict=True):
                 if gradient is not None:
-                    self._add_gradient(parameter, gradient * share)
+                    self._add_gradient(parameter, as_gradient(parameter, gradient, share))
         if self.once:  # all who read it have been here
             self._Z[node.index] = None
             self.X[node.index] = self.X[0]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
@@ -110,6 +110,15 @@ def _check_kind(kind: type) -> None:
             "per weight and no such function. Use 'adam', 'muon' or another optimiser that takes "
             "one gradient."
         )
+
+
+def as_gradient(parameter: nn.Parameter, gradient: Tensor, share: float | Tensor = 1.0) -> Tensor:
+    """``share * gradient`` in the memory layout of its weight.
+
+    Convolutions give gradients in a layout of their own, and fused optimisers go through the
+    memory of a weight and of its gradient side by side.
+    """
+    return torch.mul(gradient, share, out=torch.empty_like(parameter.detach()))
 
 
 def check_schedule(schedule: Schedule) -> None:
