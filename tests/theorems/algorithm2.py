@@ -116,8 +116,7 @@ class Fit:
     def residual(self, W: Tensor) -> Tensor:
         """``phi(Z) - X`` of all uses, one after the other, each times its root weight."""
         parts = [
-            self.row_weights(use).sqrt()[:, 0]
-            * (use.node.activation.phi(Z) - use.goal).flatten()
+            self.row_weights(use).sqrt()[:, 0] * (use.node.activation.phi(Z) - use.goal).flatten()
             for use, Z in zip(self.uses, self.at(W), strict=True)
         ]
         return torch.cat(parts)

@@ -218,8 +218,7 @@ def uses(case: Case, states: States, block: Block) -> list[Use]:
     """All uses of a block of weights, as the method counts them."""
     largest = max(case.mu[v] for v in block.uses)
     return [
-        states.use(case.graph[v], None, case.mu[v] / largest, fresh=block.alone)
-        for v in block.uses
+        states.use(case.graph[v], None, case.mu[v] / largest, fresh=block.alone) for v in block.uses
     ]
 
 

@@ -141,8 +141,7 @@ MUTANTS = {
         METHOD,
         "rate = rate + NORM_MARGIN * state.mu",
         "rate = NORM_MARGIN * state.mu",
-        "test_safe_step.py::"
-        "test_more_than_twice_the_share_is_not_for_a_state_with_two_consumers",
+        "test_safe_step.py::test_more_than_twice_the_share_is_not_for_a_state_with_two_consumers",
     ),
     "safe share without the ratio of mu": Mutant(
         METHOD,

@@ -86,7 +86,9 @@ def transcribed(case: Case, share: Tensor) -> tuple[nn.Module, dict[str, Answeri
     return model, names
 
 
-def gradients(case: Case, weight: Tensor | None = None) -> tuple[list[Tensor], dict[str, Answering]]:
+def gradients(
+    case: Case, weight: Tensor | None = None
+) -> tuple[list[Tensor], dict[str, Answering]]:
     """Of the weighted mean loss, by autograd through the answers."""
     each = torch.ones(len(case.inputs), dtype=torch.float64) if weight is None else weight
     share = each / each.sum()
@@ -150,7 +152,7 @@ def test_the_states_are_those_of_the_answers(kind, data):
 @given(data=st.data())
 @settings(max_examples=8)
 def test_large_mu_gives_the_back_propagation_gradient_of_a_graph(kind, data):
-    """Through skips, products, shared weights, pooling and batch norm; the error falls as 1 / mu."""
+    """Through skips, products, shared weights and batch norm; the error falls as 1 / mu."""
     acts = [act for act in SMOOTH if act.name != "elu"]  # whose second derivative jumps
     case = data.draw(of_kind(kind, acts=acts, scale=st.floats(0.1, 1.0), mu=st.floats(0.5, 2.0)))
     torch.manual_seed(1)
