@@ -33,7 +33,7 @@ def rms(values: Tensor) -> float:
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_F_is_eq_18_written_out(kind, data):
     case = data.draw(of_kind(kind))
     X = case.states(case.pre_activations())
@@ -46,7 +46,7 @@ def test_F_is_eq_18_written_out(kind, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_feed_forward_states_leave_the_loss_alone(kind, data):
     case = data.draw(of_kind(kind))
     X = case.feed_forward()
@@ -93,7 +93,7 @@ def test_kkt_residuals_are_eqs_17_20_and_27(case):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_kkt_residuals_are_autograd_s(kind, data):
     """Pulls are the derivative of all of F but a state's own gap; weights have several uses."""
     case = data.draw(of_kind(kind, scale=moderate))
@@ -125,7 +125,7 @@ def carried(case: Case, states: States, weight: Tensor | None, total: float) -> 
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_weight_gradients_are_autograd_s(kind, data):
     """``mu (phi(Z) - X_next)^T X``, summed over uses, is the derivative of F, for any states."""
     case = data.draw(of_kind(kind))
@@ -137,7 +137,7 @@ def test_weight_gradients_are_autograd_s(kind, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_sample_weights_weigh_the_gradient(kind, data):
     """As does F, whose samples they multiply; the batch's mean divides by their sum."""
     case = data.draw(of_kind(kind))
@@ -178,7 +178,7 @@ def test_a_sample_s_weight_is_a_number_of_repetitions(case, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_state_steps_follow_autograd_s_gradient(kind, data):
     """At ``X = phi(P)`` the derivative of F in X[v] is ``mu[v] (P - (Z - pull))``."""
     case = data.draw(of_kind(kind, acts=SMOOTH, scale=moderate))

@@ -45,12 +45,14 @@ MUTANTS = {
         "pull",
         "test_theorem2.py::test_without_activations_the_iteration_is_a_sum_over_the_consumers"
         "[products]",
+        slow=True,
     ),
     "pull with the wrong sign": Mutant(
         STATES,
         "P - Z if pull is None else P - Z + pull",
         "P - Z if pull is None else P - Z - pull",
         "test_theorem3.py::test_below_one_the_limit_is_the_minimum_of_its_block[chain]",
+        slow=True,
     ),
     "states that are not damped": Mutant(
         STATES,
@@ -103,6 +105,7 @@ MUTANTS = {
         "found += self._adjoint(node, _weighted(residual, weight), weights)",
         "found += self._adjoint(node, residual, weights)",
         "test_transcription.py::test_with_sample_weights_too[shared]",
+        slow=True,
     ),
     "output pull without mu": Mutant(
         METHOD,
@@ -136,6 +139,7 @@ MUTANTS = {
         "share = state.mu[node.index] / max(state.mu[v] for v in block.uses)",
         "share = 1.0",
         "test_orders.py::test_interleaved_exact_steps_are_algorithm_2[shared]",
+        slow=True,
     ),
     "safe share of the last consumer alone": Mutant(
         METHOD,
@@ -169,6 +173,7 @@ MUTANTS = {
         "rows = slice(1) if edge.alone else slice(None)",
         "rows = slice(1)",
         "test_safe_step.py::test_power_iteration_on_every_edge[products]",
+        slow=True,
     ),
     "rate of the last consumer alone": Mutant(
         OBJECTIVE,
@@ -210,6 +215,7 @@ MUTANTS = {
         "gradients[parameter] += mu[v] * gradient",
         "gradients[parameter] = mu[v] * gradient",
         "test_kkt.py::test_kkt_residuals_are_autograd_s[shared]",
+        slow=True,
     ),
     "acceleration with the wrong theta": Mutant(
         EXACT,
@@ -299,6 +305,7 @@ MUTANTS = {
         "s / 2 * left**2 + up * left",
         "test_activations.py::test_gap_is_fenchel_young_and_never_negative"
         "[LeakyReLU(negative_slope=0.3)]",
+        slow=True,
     ),
     "a slope that is not the steepest": Mutant(
         "activations/smooth.py",
