@@ -306,4 +306,4 @@ def test_a_saturated_state_is_not_taken_for_a_settled_one():
     case = Case.of(model, losses.get("squared"), one, -one, [1.0])
     method = case.method(order="top-down", most=200, tolerance=1e-12)
     states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
-    assert float(states.X[-1]) == pytest.approx(0.9)  # x = 2.8 - (x + 1)
+    assert float(states.X[-1].detach()) == pytest.approx(0.9)  # x = 2.8 - (x + 1)
