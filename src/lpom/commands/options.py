@@ -66,6 +66,19 @@ OutputActivation: TypeAlias = Annotated[str, typer.Option(help="Of the last laye
 AsNeeded: TypeAlias = Annotated[
     int | None, typer.Option(help="By default chosen from the size of the data.")
 ]
+Network: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on pictures a network by its name (see lpom networks), or one of your own: "
+        "path.py:function."
+    ),
+]
+NetworkOptions: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network-option", help="OPTION=VALUE of the network, e.g. width=0.25; may be repeated."
+    ),
+]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
 
