@@ -192,7 +192,6 @@ def train(
         run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
         if not tensorboard:
             forget_events(folder)
-        _keep(run, folder)
     _end(run, folder, console, quiet)
 
 
@@ -208,45 +207,45 @@ def _resume(folder: Path, console: Console, quiet: bool) -> None:
             ) from error
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
         run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
-        _keep(run, folder)
     _end(run, folder, console, quiet)
 
 
 def _trained(
     data: Prepared, settings: Settings, folder: Path, *, tensorboard: bool, quiet: bool
 ) -> Run:
+    """Train, or go on, and write the files of the run."""
     checkpoint = folder / CHECKPOINT if begun(folder) else None
     with ExitStack() as logs:
         log: list[Callback] = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
         if tensorboard:
             log.append(logs.enter_context(TensorBoard(folder / TENSORBOARD)))
         try:
-            return runs.train(
+            run = runs.train(
                 data,
                 settings,
                 progress=False if quiet else None,
                 callbacks=log,
                 checkpoint=checkpoint,
             )
-        except (KeyboardInterrupt, SystemExit):
-            if resumable(folder):
-                typer.echo(f"stopped; go on with: lpom train --resume {folder}", err=True)
+            run.write(folder)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            _say_how_to_go_on(folder)
             raise
-
-
-def _keep(run: Run, folder: Path) -> None:
-    """Write the files of the run; once they are there, the checkpoint is not needed any more."""
-    run.write(folder)
     if run.config["status"] != "interrupted":
-        forget_checkpoint(folder)
+        forget_checkpoint(folder)  # last: until then the run can go on
+    return run
+
+
+def _say_how_to_go_on(folder: Path) -> None:
+    if resumable(folder):
+        typer.echo(f"stopped; go on with: lpom train --resume {folder}", err=True)
 
 
 def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
     _report(console, run, folder)
     typer.echo(str(folder) if quiet else f"run: {folder}")
     if run.config["status"] == "interrupted":
-        if begun(folder):
-            typer.echo(f"stopped; go on with: lpom train --resume {folder}", err=True)
+        _say_how_to_go_on(folder)
         raise typer.Exit(130)
 
 
