@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from lpom.checks import check_choice, check_number
+from lpom.checks import check_choice, check_number, check_pair
 from lpom.graph import Graph, Node
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import OptimizerState
 from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
-from lpom.settings import Settings, chosen
+from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
 from lpom.weights.blocks import Block, Use, blocks
@@ -474,19 +474,3 @@ def _change(before: Sequence[Tensor | None], states: States) -> float:
         change = float(torch.linalg.vector_norm(new - old) / size)
         largest = max(largest, change if change == change else math.inf)
     return largest
-
-
-def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
-    """Two positive numbers: what a setting is at the start of a run, and at its end."""
-    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ValueError(f"{name} should be a pair of numbers, (first, last), got {pair!r}.")
-    first, last = pair
-    check_number(f"{name}'s first number", first)
-    check_number(f"{name}'s last number", last)
-    return first, last
-
-
-def geometric(ends: tuple[float, float], progress: float) -> float:
-    """Between the two ends, at this share of the run, by equal factors."""
-    first, last = ends
-    return first * math.pow(last / first, progress)
