@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, final
 
@@ -15,11 +15,13 @@ from lpom.graph import Graph, Node
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import OptimizerState
 from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
+from lpom.penalties import Penalty, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
 from lpom.weights.blocks import Block, Use, blocks
-from lpom.weights.exact import exact_step
+from lpom.weights.exact import exact_step, penalised_step
+from lpom.weights.penalised import Penalised
 
 ORDERS = ("interleaved", "top-down", "paper", "parallel")
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
@@ -149,10 +151,15 @@ class LPOMState(OptimizerState):
     measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
+    penalised: Penalised = field(default_factory=Penalised)
     steps: int = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"penalised": self.penalised.state_dict()}
+
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        super().load_state_dict(saved)
+        super().load_state_dict(saved | {"penalised": self.penalised})
+        self.penalised.load_state_dict(saved["penalised"])
         self.mu = self.measured or self.mu
 
 
@@ -161,7 +168,7 @@ class LPOMState(OptimizerState):
 class LPOM(Method[LPOMState]):
     r"""Train by block coordinate descent on the lifted objective, without back-propagation.
 
-    .. math:: \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, A_v(X_{sources}; W))
+    .. math:: \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, A_v(X_{sources}; W)) + m\, h(W)
 
     Parameters
     ----------
@@ -175,12 +182,15 @@ class LPOM(Method[LPOMState]):
         ``Exact(iterations=3, ridge=0.1)``.
     jumps : Straight or Continuation
         How activations without a derivative (step, sign, staircase, ...) are trained.
+    penalties : one of `lpom.penalties` for all matrices and kernels, or a mapping from patterns of
+        names, the first that fits: ``{"0.weight": L1(1e-4), "*.weight": Box(-1, 1)}``
     """
 
     mu: Mu | Literal["auto"] = 20.0
     states: Sweeps = Sweeps()
     weights: Adaptive | Exact = Adaptive()
     jumps: Straight | Continuation = Straight()
+    penalties: Penalty | Mapping[str, Penalty] | None = None
 
     name: ClassVar[str] = "lpom"
     equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i D_i(X_i+1, Z_i)   (eq. 18)"
@@ -194,12 +204,14 @@ class LPOM(Method[LPOMState]):
         )
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
+        put(self, "penalties", by_pattern(self.penalties))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
         if isinstance(self.weights, Adaptive):
             state.set_rates(self.weights.schedule)
+        state.penalised.advance(state.progress)
         states = self._feed_forward(problem, batch, state, once=self._once)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -261,19 +273,34 @@ class LPOM(Method[LPOMState]):
             share = state.mu[node.index] / max(state.mu[v] for v in block.uses)
             uses.append(states.use(node, batch.weight, share, fresh=block.alone))
             if len(uses) == len(block.uses):
-                ridge = self.weights.ridge_at(state.progress)
-                if exact_step(block, uses, iterations=self.weights.iterations, ridge=ridge):
-                    state.remark(
-                        "rank-deficient",
-                        f"the exact weight step of {block.names[0]} met states that are rank-"
-                        f"deficient (batch of {len(batch)}); their pseudo-inverse was taken. Set "
-                        "ridge above 0 (0.1 works for most networks).",
-                    )
+                self._solve(block, uses, batch, state)
+
+    def _solve(self, block: Block, uses: list[Use], batch: Batch, state: LPOMState) -> None:
+        assert isinstance(self.weights, Exact)
+        iterations, ridge = self.weights.iterations, self.weights.ridge_at(state.progress)
+        if any(parameter in state.penalised for parameter in block.parameters):
+            largest = max(state.mu[v] for v in block.uses)
+            penalised_step(
+                block,
+                uses,
+                state.penalised,
+                weight=float(batch.total_weight) / largest,
+                iterations=iterations,
+                ridge=ridge,
+            )
+        elif exact_step(block, uses, iterations=iterations, ridge=ridge):
+            state.remark(
+                "rank-deficient",
+                f"the exact weight step of {block.names[0]} met states that are rank-"
+                f"deficient (batch of {len(batch)}); their pseudo-inverse was taken. Set "
+                "ridge above 0 (0.1 works for most networks).",
+            )
 
     def _update(self, states: States, state: LPOMState) -> None:
         if state.optimizer is not None:
             states.drop_old_gradients()
             state.optimizer.step()
+            state.penalised.follow(state.optimizer)
         states.weights_moved()
 
     def _sweeps(self, states: States) -> Iterator[int]:
@@ -352,6 +379,7 @@ class LPOM(Method[LPOMState]):
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
         else:
             state.blocks = blocks(graph)
+        state.penalised = Penalised(self.penalties, graph)
         return state
 
     @property
@@ -422,7 +450,14 @@ class LPOM(Method[LPOMState]):
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
         states, graph = self.settle(problem, batch, state)
         return evaluate(
-            graph, problem.loss, states.X, batch.target, state.mu, batch.weight, states.switches
+            graph,
+            problem.loss,
+            states.X,
+            batch.target,
+            state.mu,
+            batch.weight,
+            states.switches,
+            state.penalised.value(),
         )
 
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:

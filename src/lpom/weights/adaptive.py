@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
@@ -123,3 +124,34 @@ def set_progress(optimizer: torch.optim.Optimizer, schedule: Schedule, progress:
     factor = SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
+
+
+def step_sizes(
+    optimizer: torch.optim.Optimizer,
+) -> dict[nn.Parameter, Callable[[], float | Tensor]]:
+    r"""The metric of an optimiser's last step, as functions by parameter: for proximal steps.
+
+    Adam and its kin move each weight by its own size, :math:`\eta / (\sqrt{\hat v} + \epsilon)` times
+    the gradient; so do RMSprop and Adagrad. Momentum :math:`\beta` lengthens a step to
+    :math:`\eta / (1 - \beta)`. Any other optimiser is taken to have one size for all, its rate.
+    """
+    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+    return {
+        parameter: partial(_step_size, group, part.state[parameter])
+        for part in parts
+        for group in part.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _step_size(group: dict[str, Any], memory: dict[str, Any]) -> float | Tensor:
+    rate: float = group["lr"]
+    if "exp_avg_sq" in memory:
+        corrected = memory["exp_avg_sq"] / (1 - group["betas"][1] ** memory["step"].double())
+        size: Tensor = rate / (corrected.sqrt() + group["eps"])
+        return size
+    for squares in ("square_avg", "sum"):
+        if squares in memory:
+            size = rate / (memory[squares].sqrt() + group["eps"])
+            return size
+    return rate / (1 - group.get("momentum", 0.0))
