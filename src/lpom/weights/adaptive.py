@@ -131,8 +131,8 @@ def step_sizes(
 ) -> dict[nn.Parameter, Callable[[], float | Tensor]]:
     r"""The metric of an optimiser's last step, as functions by parameter: for proximal steps.
 
-    Adam and its kin move each weight by its own size, :math:`\eta / (\sqrt{\hat v} + \epsilon)` times
-    the gradient; so do RMSprop and Adagrad. Momentum :math:`\beta` lengthens a step to
+    Adam and its kin move each weight by its own size, :math:`\eta / (\sqrt{\hat v} + \epsilon)`
+    times the gradient; so do RMSprop and Adagrad. Momentum :math:`\beta` lengthens a step to
     :math:`\eta / (1 - \beta)`. Any other optimiser is taken to have one size for all, its rate.
     """
     parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
