@@ -80,7 +80,7 @@ def trained(tmp_path_factory):
     people().to_csv(folder / "people.csv", index=False)
     call(
         "train", folder / "people.csv", "--target", "drink", "--ignore", "name", "--quiet",
-        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--no-early-stopping",
+        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--to-the-end",
     )  # fmt: skip
     return folder
 
@@ -115,7 +115,7 @@ def test_a_run_folder_holds_the_whole_run(trained):
     run = Run.read(trained / "run")
     assert len(run.history) == run.config["epochs"] == 30
     assert run.history.metric == "accuracy" and run.history[-1].validation_score is None
-    assert run.config["method"] == {"name": "lpom", **LPOM().get_params()}
+    assert run.config["method"] == {"name": "lpom", **LPOM().plain()}
     assert run.config["status"] == "finished" and run.config["seed"] == 0
     assert run.config["versions"]["lpom"] == lpom.__version__
     assert run.config["data"]["rows"] == {"train": 48, "test": 12}
@@ -145,16 +145,17 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--set", "order=top-down", "--set", "sweeps=2", "--loss", "squared",
-        "--alpha", 0.5, "--class-weight", "tea=2,coffee=1", "--learning-rate", 0.01,
-        "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
+        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1",
+        "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
     assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
     config = Run.read(Path("run")).config
     assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
-    assert config["method"]["mu"] == [3, 2, 1] and config["method"]["sweeps"] == 2
-    assert config["method"]["order"] == "top-down"
+    assert config["method"]["mu"] == [3, 2, 1]
+    sweeps = config["method"]["states"]["sweeps"]
+    assert sweeps["most"] == 2 and sweeps["order"] == "top-down"
     assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
     assert config["data"]["rows"]["test"] == 30
@@ -406,15 +407,18 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
         (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
-        (("iris", "--set", "order=topdown"), "unknown order 'topdown'; did you mean 'top-down'"),
-        (("iris", "--set", "sweeps"), "--set takes NAME=VALUE, e.g. sweeps=3, got 'sweeps'"),
+        (
+            ("iris", "--set", "states.order=topdown"),
+            "unknown order 'topdown'; did you mean 'top-down'",
+        ),
+        (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.most=3, got 'mu'"),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
         (("iris", "--hidden", "0"), "integers above 0.*got"),
         (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
-        (("iris", "--set", "sweeps=0"), "sweeps must be an integer above 0, got 0"),
-        (("iris", "--method", "sgd", "--mu", 3), "'mu'.*SGD.*learning_rate"),
+        (("iris", "--set", "states.most=0"), "most must be an integer above 0, got 0"),
+        (("iris", "--method", "sgd", "--mu", 3), "SGD has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
         (("iris", "--batch-size", 0), "batch_size must be an integer above 0, got 0"),
@@ -456,7 +460,7 @@ TABLES = {
         ("short.csv", "has 2 rows: 0 to test and 2 to train on"),
         ("same.csv", "no column to learn from \\('a': '1' in every row\\)"),
         ("ragged.csv", "cannot be read"),
-        ("good.csv", "unknown target of good.csv 'y'. Known: a, label"),
+        ("good.csv", "unknown column to predict 'y'. Known: a, label"),
         ("text.docx", "should end in .csv, .tsv"),
         ("absent.csv", "There is no file absent.csv"),
     ],

@@ -344,6 +344,20 @@ def test_rare_and_new_values_share_an_input():
     np.testing.assert_array_equal(X[:, -1], 1)
 
 
+def test_words_of_the_library_may_be_values():
+    words = ["(other)", "(missing)", None] * 4 + [f"v{k % 24}" for k in range(96)]
+    features = Features.fit(rows(len(words), c=words))
+    X = features.encode(rows(len(words), c=words))
+    assert X.shape[1] == len(set(features.input_names)) and np.isin(X[:, 1:].sum(1), 1).all()
+
+
+def test_arrays_and_frames_with_repeated_names():
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    np.testing.assert_allclose(TableEncoder().fit_transform(x).mean(0), 0, atol=1e-6)
+    with pytest.raises(DataError, match="more than one column 'a'"):
+        Features.fit(pd.DataFrame(x, columns=["a", "a"]))
+
+
 def test_nothing_to_learn_from():
     with pytest.raises(
         DataError, match="no column to learn from .*'site': 'x' in every row; 'one'"

@@ -1,7 +1,5 @@
 """Train neural networks without back-propagation, by Lifted Proximal Operator Machines."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -20,25 +18,11 @@ from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 if TYPE_CHECKING:
-    from os import PathLike
-
     from lpom import datasets, networks, saving
     from lpom.estimators import MLPClassifier, MLPRegressor
-    from lpom.predictor import Predictor
+    from lpom.runs import load
 
 __version__ = "0.1.0"
-
-
-def load(run: str | PathLike[str]) -> Predictor:
-    """What ``lpom train`` left in a folder (or a model file): predicts data frames.
-
-    ``predict``, ``predict_proba`` and ``score`` take the columns of the training table;
-    ``estimator`` is the :class:`MLPClassifier` or :class:`MLPRegressor` in it.
-    """
-    from lpom.runs import read_predictor
-
-    return read_predictor(run)
-
 
 __all__ = [
     "LPOM",
@@ -75,7 +59,11 @@ __all__ = [
 ]
 
 #: Loaded when asked for: they need more than torch.
-_LATER = {"MLPClassifier": "lpom.estimators", "MLPRegressor": "lpom.estimators"}
+_LATER = {
+    "MLPClassifier": "lpom.estimators",
+    "MLPRegressor": "lpom.estimators",
+    "load": "lpom.runs",
+}
 _ROOMS = ("datasets", "networks", "saving")
 
 

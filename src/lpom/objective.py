@@ -52,12 +52,12 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     """The weight of every node's gap, by its index; the first, of the data, is not read.
 
     By patterns of names (as a shell's, the first that fits counts): a node has its own name, that
-    of its activation, and the names of the weights below it.
+    of its activation, the names of the weights below it, and the last one is "output" too.
     """
     if isinstance(mu, str):
         raise TypeError(f"mu must be a number, one per node or a mapping by name, got {mu!r}.")
     if isinstance(mu, Mapping):
-        values = [_by_name(mu, node) for node in graph]
+        values = [_by_name(mu, node, node.index == graph.output) for node in graph]
     elif isinstance(mu, float | Real):
         values = [float(mu)] * len(graph)
     else:
@@ -73,8 +73,8 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     return [1.0, *values]
 
 
-def _by_name(mu: Mapping[str, float], node: Node) -> float:
-    names = [node.name, *node.edge.names]
+def _by_name(mu: Mapping[str, float], node: Node, last: bool) -> float:
+    names = [node.name, node.activation.name, *node.edge.names, *["output"] * last]
     for pattern, value in mu.items():
         if any(fnmatchcase(name, pattern) for name in names):
             return float(value)
@@ -196,6 +196,7 @@ def edge_norm(
     states = [X[s].detach()[rows] for s in edge.sources]
     if vector is None or vector.shape != states[k].shape:
         vector = start_vector(states[k])
+    vector = vector.to(states[k])  # it may come from a state of another dtype
     if edge.linear is not None:
         weight = edge.linear.weight.detach()
         norm = vector.new_zeros(())
@@ -208,8 +209,12 @@ def edge_norm(
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
         probe = torch.zeros_like(Z).requires_grad_()
-        (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True)  # A^T as a function
+        (back,) = torch.autograd.grad(  # A^T as a function
+            Z, leaf, probe, create_graph=True, allow_unused=True
+        )
     norm = vector.new_zeros(())
+    if back is None:  # only the size of the source matters
+        return norm, vector
     for _ in range(iterations):
         (image,) = torch.autograd.grad(back, probe, vector, retain_graph=True)
         norm = torch.linalg.vector_norm(image)
@@ -234,7 +239,12 @@ def _unit(vector: Tensor, old: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spectral_rates(
-    graph: Graph, loss: Loss, mu: Sequence[float], X: Sequence[Tensor], iterations: int = 20
+    graph: Graph,
+    loss: Loss,
+    mu: Sequence[float],
+    X: Sequence[Tensor],
+    iterations: int = 20,
+    switches: Switches | None = None,
 ) -> tuple[list[float], list[float]]:
     r"""The largest norm of each node's edge, and the factor by which its plain step contracts.
 
@@ -244,9 +254,10 @@ def spectral_rates(
     ``X`` are states at which edges that multiply states are measured.
     """
     norms = {
-        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations)[0])
+        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations, switches)[0])
         for node in graph
         for s in node.sources
+        if X[s].is_floating_point()  # what is looked up by whole numbers has no norm
     }
     rates = []
     for node in graph:
@@ -256,7 +267,9 @@ def spectral_rates(
             slope = gamma * above.activation.lipschitz
             rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2
         rates.append(rate)
-    largest = [max(norms[node.index, s] for s in node.sources) for node in graph]
+    largest = [
+        max((norms.get((node.index, s), 0.0) for s in node.sources), default=0.0) for node in graph
+    ]
     return largest, rates
 
 

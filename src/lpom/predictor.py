@@ -131,6 +131,8 @@ class Predictor:
         try:
             features = Features.from_json(metadata["features"])
             target = target_from_json(metadata["target"])
+            if not isinstance(model, nn.Sequential):
+                raise TypeError(f"a {type(model).__name__} where a Sequential was expected")
             estimator = restore(model, metadata["estimator"], history)
             reading = Reading(**metadata["reading"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -223,7 +223,7 @@ def _check_targets(data: str, targets: tuple[str, ...], columns: list[str]) -> N
     unknown = [name for name in targets if name not in columns]
     if unknown:
         raise DataError(
-            " ".join(unknown_name(f"target of {data}", name, columns) for name in unknown)
+            " ".join(unknown_name("column to predict", name, columns) for name in unknown)
         )
     if len(set(targets)) < len(targets):
         raise DataError(f"the targets {listed(targets)} name a column more than once.")

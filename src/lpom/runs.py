@@ -26,6 +26,7 @@ from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
 from lpom.methods import Method
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
+from lpom.settings import Settings as MethodSettings
 from lpom.tables import Classes, Target
 from lpom.tables.scores import always, majority
 from lpom.training import Callback, Result
@@ -116,10 +117,10 @@ class Settings:
 
 
 def method_settings(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
-    """Settings of the estimator's method by name."""
-    start = "method__"
-    found = estimator.get_params(deep=True)
-    return {name[len(start) :]: found[name] for name in found if name.startswith(start)}
+    """Settings of the estimator's method, those of settings by names with a dot."""
+    found = methods.get(estimator.method).get_params(deep=True)
+    plain = {name: value for name, value in found.items() if not isinstance(value, MethodSettings)}
+    return {name.replace("__", "."): value for name, value in plain.items()}
 
 
 @final
@@ -155,8 +156,12 @@ class Run:
         return cls(Predictor.load(folder / MODEL, history), history, config)
 
 
-def read_predictor(run: str | os.PathLike[str]) -> Predictor:
-    """What predicts, from the folder of a run or from a model file by itself."""
+def load(run: str | os.PathLike[str]) -> Predictor:
+    """What ``lpom train`` left in a folder, or a model file by itself: predicts data frames.
+
+    ``predict``, ``predict_proba`` and ``score`` take the columns of the training table;
+    ``estimator`` is the :class:`~lpom.MLPClassifier` or :class:`~lpom.MLPRegressor` in it.
+    """
     run = Path(run)
     if run.is_file():
         return Predictor.load(run)
@@ -183,7 +188,8 @@ def train(
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
         estimator.fit(X, y, callbacks=callbacks, progress=progress)
-    result, batch = estimator.result_, estimator.batch_size
+    result, batch, method = estimator.result_, estimator.batch_size, estimator._trained_by
+    assert method is not None  # it was trained just now
     chosen = estimator.early_stopping and result.status != "interrupted"
     predictor = Predictor(estimator, data.features, data.target, data.reading)
     results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
@@ -195,7 +201,7 @@ def train(
             "activation": settings.activation,
             "output_activation": settings.output_activation,
         },
-        "method": {"name": methods.get(estimator.method).name, **method_settings(estimator)},
+        "method": {"name": method.name, **method.plain()},
         "loss": {"name": result.task.loss.name, **result.task.loss.params()},
         "alpha": estimator.alpha,
         "class_weight": settings.class_weight,

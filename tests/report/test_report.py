@@ -254,7 +254,7 @@ def test_a_regression_has_no_confusion(tmp_path, train):
 def test_settings_are_grouped_and_complete(digits):
     groups = settings(digits[1].config)
     assert groups["network"]["sizes"] == "60, 16, 10"
-    assert groups["method"]["name"] == "lpom" and groups["method"]["mu output"] == "–"
+    assert groups["method"]["name"] == "lpom" and groups["training"]["alpha"] == "–"
     assert groups["training"]["epochs"] == "4" and groups["training"]["seed"] == "0"
     assert not {"results", "timing", "versions"} & set(groups)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
 from safetensors import safe_open
 
 import lpom
-from lpom import LPOM, Checkpoint, CheckpointError, EarlyStopping
+from lpom import LPOM, Adaptive, Checkpoint, CheckpointError, EarlyStopping
 from lpom.methods import Adam, Method, State
 from lpom.training import checkpoints
 from lpom.training.checkpoints import RunFolder, decode, encode, read
@@ -158,7 +159,7 @@ def test_functions_among_the_settings_are_the_same_in_another_process(blobs, tmp
     def factory(parameters):
         return torch.optim.SGD(parameters, lr=0.1)
 
-    fitted(tmp_path, blobs, method=LPOM(optimizer=factory))
+    fitted(tmp_path, blobs, method=LPOM(weights=Adaptive(factory)))
     (path,) = tmp_path.glob("*.safetensors")
     assert "factory" in read(path)["run"]["method"] and "0x" not in read(path)["run"]["method"]
 
@@ -203,6 +204,7 @@ def test_in_another_thread_signals_are_left_alone(blobs, tmp_path):
 def test_times_go_on(blobs, tmp_path, cut_at):
     slept = []
 
+    @dataclass(frozen=True)
     class Slow(Method[State]):
         name, equation, costs = "slow", "", ""
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom.experiments.memory import LiveTensors
-from lpom.network import Lifted
 from lpom.training import sources
+from lpom.training.signature import Signature
 from lpom.training.sources import Arrays, check_inputs
 from lpom.training.tasks import Task
 
@@ -19,8 +19,8 @@ N, WIDTH = 20_000, 50
 
 
 def source(X, y, dtype=torch.float32, **options):
-    network = Lifted.from_module(lpom.mlp([X.shape[1], 3], seed=0, dtype=dtype))
-    return Arrays(X, y, Task.infer(y, 3), network, **options)
+    takes = Signature.of(lpom.mlp([X.shape[1], 3], seed=0, dtype=dtype), X)
+    return Arrays(X, y, Task.infer(y, 3), takes, **options)
 
 
 @pytest.fixture
@@ -111,7 +111,8 @@ def test_numbers_are_checked_in_chunks_and_the_row_is_named(row, kind, monkeypat
                 lpom.fit(model, DataLoader(TensorDataset(X, y), batch_size=200), epochs=1)
             else:
                 lpom.fit(model, X, y, epochs=1)
-    assert check_inputs(X, 2, dtype=torch.float64).shape == (200, 2)
+    wide = Signature.of(lpom.mlp([2, 3], seed=0, dtype=torch.float64), X)
+    assert check_inputs(X, wide).shape == (200, 2)
 
 
 def test_targets_and_weights_beyond_the_range_are_found_too():
@@ -151,7 +152,7 @@ def test_what_is_no_matrix_of_numbers_gets_a_sentence(name):
     ],
 )
 def test_odd_arrays_of_numbers_are_read(X):
-    found = check_inputs(X, 2)
+    found = check_inputs(X, Signature.of(lpom.mlp([2, 3], seed=0), X))
     np.testing.assert_array_equal(np.asarray(found), np.asarray(X, dtype=np.float64))
 
 

@@ -15,7 +15,7 @@ from lpom.datasets.files import STDIN
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
 from lpom.predictor import Predictor
-from lpom.runs import read_predictor
+from lpom.runs import load
 from lpom.tables.columns import Array
 from lpom.tables.plan import named
 
@@ -31,7 +31,9 @@ def predict(
     ] = False,
     keep: Annotated[
         list[str] | None,
-        typer.Option(help="Column to write beside the predictions, or all; may be repeated."),
+        typer.Option(
+            metavar="NAME", help="Column to write beside the predictions, or all; may be repeated."
+        ),
     ] = None,
     encoding: options.Encoding = None,
     separator: options.Separator = None,
@@ -47,7 +49,7 @@ def predict(
             raise ValueError(f"--out names the table to predict, {file}; name another file.")
         if not force:
             raise ValueError(f"{out} is there already. Name another file, or use --force.")
-    predictor = read_predictor(run)
+    predictor = load(run)
     reading = replace(predictor.reading, encoding=encoding or predictor.reading.encoding)
     reading = replace(reading, separator=separator or reading.separator)
     frame = named(reading.table(file).frame)

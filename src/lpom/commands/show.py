@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from lpom.training.history import History
 from lpom.runs import Run
 from lpom.tables import ColumnPlan
+from lpom.training.history import History
 
 _MANY = 40  # columns; of more only those that are no plain numbers are listed
 _PERCENT = ("accuracy", "balanced accuracy")

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from lpom import datasets, runs
 from lpom.commands import options
+from lpom.commands.options import RUN, TRAINING
 from lpom.commands.show import advice, plan_table, results_table, scores_table
 from lpom.datasets.files import STDIN
 from lpom.folders import TENSORBOARD, forget_events, run_folder
@@ -38,40 +39,92 @@ def train(
     hidden: options.HiddenAsNeeded = None,
     activation: options.ActivationName = "relu",
     output_activation: options.OutputActivation = "identity",
-    method: Annotated[str, typer.Option(help="See lpom methods.")] = "lpom",
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="See lpom methods.", rich_help_panel=TRAINING)
+    ] = "lpom",
     mu: Annotated[
-        str | None, typer.Option(help="Weight of the gaps: a number, or one per layer, 20,20,5.")
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Weight of the gaps: one number, or one per layer, 20,20,5.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="Of the optimiser.")] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Of the optimiser.", rich_help_panel=TRAINING),
+    ] = None,
     method_settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="SETTING=VALUE of the method, e.g. sweeps=3; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="SETTING=VALUE",
+            help="Any other of the method, e.g. states.most=3; may be repeated.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
-    loss: Annotated[str, typer.Option(help="By default as the target needs it.")] = "auto",
+    loss: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Else as the target asks for.", rich_help_panel=TRAINING),
+    ] = "auto",
     alpha: Annotated[
-        float | None, typer.Option(help="Strength of the L2 penalty on weights (0.1).")
+        float | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Strength of the L2 penalty on weights (0.1).",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     class_weight: Annotated[
-        str | None, typer.Option(help="balanced, or a weight per class: yes=3,no=1.")
+        str | None,
+        typer.Option(
+            metavar="WEIGHTS",
+            help="balanced, or one per class: yes=3,no=1.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     epochs: options.AsNeeded = None,
     batch_size: options.AsNeeded = None,
     early_stopping: Annotated[
         bool,
-        typer.Option(help="Hold out a tenth of the training rows and keep the weights best there."),
+        typer.Option(
+            "--early-stopping/--to-the-end",
+            help="Hold out a tenth of the training rows, stop when the loss on it stands still, "
+            "and keep the weights for which it was lowest.",
+            rich_help_panel=TRAINING,
+        ),
     ] = True,
-    seed: Annotated[int, typer.Option(help="Of weights, batches and splits.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ..., or auto.")] = "auto",
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of weights, batches and splits.", rich_help_panel=TRAINING),
+    ] = 0,
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
+    ] = "auto",
     data_dir: options.DataDir = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the run (else the next free runs/DATA-n).")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where the run goes (else the next free runs/DATA-n).",
+            rich_help_panel=RUN,
+        ),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Log to the folder tensorboard of the run too.")
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="Log to the folder tensorboard of the run too.",
+            rich_help_panel=RUN,
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the run in --out.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite the run in --out.", rich_help_panel=RUN)
+    ] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print only the folder of the run.")
+        bool,
+        typer.Option("--quiet", help="Print only the folder of the run.", rich_help_panel=RUN),
     ] = False,
 ) -> None:
     """Train a network on a data set or a table, and keep the run in a folder.
@@ -79,7 +132,7 @@ def train(
     Numbers, dates, yes/no and categories are told from the values; what is done with each column
     is printed before training, and --as or --ignore change it.
     """
-    given = options.pairs("--set", "sweeps=3", method_settings)
+    given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
     }
@@ -152,7 +205,7 @@ def _header(data: Prepared, settings: Settings) -> str:
     changed = {
         name: value
         for name, value in runs.method_settings(estimator).items()
-        if value != as_default[name]
+        if value != as_default.get(name)
     }
     if settings.learning_rate is not None:
         changed["learning_rate"] = settings.learning_rate

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
@@ -29,11 +30,16 @@ from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp
-from lpom.training import Callback, Checkpoint, EarlyStopping, Epoch, History, evaluate, fit
+from lpom.training import Callback, Checkpoint, EarlyStopping, evaluate, fit
+from lpom.training.history import Epoch, History
 
 E = TypeVar("E", bound="BaseMLP")
 
 _ROWS = 100  # of a batch, unless batch_size says otherwise
+
+
+class EpochsRanOut(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """``max_iter`` ended a run that was still learning."""
 
 
 class Targets(NamedTuple):
@@ -132,7 +138,7 @@ class BaseMLP(FittedMLP, ABC):
                 f"training ended after max_iter={self.max_iter} epochs, before the "
                 f"{'held-out' if self.early_stopping else 'training'} loss stood still for "
                 f"n_iter_no_change={self.n_iter_no_change} of them. Raise max_iter, or tol.",
-                ConvergenceWarning,
+                EpochsRanOut,
                 stacklevel=3,
             )
         return self

@@ -48,7 +48,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     early_stopping : hold out ``validation_fraction``, keep the weights with the lowest loss on it
     n_iter_no_change, tol : stop after so many epochs in which nothing got better by ``tol``: the
         held-out loss with early stopping, else the training loss; where ``max_iter`` comes first,
-        a :class:`~lpom.ConvergenceWarning` (one of scikit-learn's too) says so
+        scikit-learn's ``ConvergenceWarning`` says so
     warm_start : let ``fit`` go on from the weights of the last one, with a new optimiser
     device : where torch computes, e.g. "cuda"
     random_state : fixes initial weights, the order of batches and what is held out

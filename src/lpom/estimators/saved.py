@@ -13,9 +13,9 @@ from lpom.estimators.fitted import Design
 from lpom.estimators.regressor import MLPRegressor
 from lpom.graph import chain, trace
 from lpom.methods import State
+from lpom.training import Result
 from lpom.training.history import History
 from lpom.training.tasks import Task
-from lpom.training.trainer import Result
 
 
 def describe(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
@@ -31,16 +31,18 @@ def describe(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
 
 
 def restore(
-    model: nn.Sequential, state: dict[str, Any], history: History | None = None
+    model: nn.Module, state: dict[str, Any], history: History | None = None
 ) -> MLPClassifier | MLPRegressor:
     """The estimator that :func:`describe` told of, with its network; it predicts, and may go on.
 
     Going on starts the method's own memory (of an optimiser, say) anew.
     """
-    network = chain(trace(model))
+    if not isinstance(model, nn.Sequential):
+        raise ValueError(f"a sequence of layers was expected, got {type(model).__name__}.")
+    layers = chain(trace(model))
     loss = losses.get(state["loss"]["name"], **state["loss"]["parameters"])
-    sizes = (network[0].map.n_inputs, *(layer.map.n_outputs for layer in network))
-    design = Design(sizes, network[0].activation, network[-1].activation)
+    sizes = (layers[0].map.n_inputs, *(layer.map.n_outputs for layer in layers))
+    design = Design(sizes, layers[0].activation, layers[-1].activation)
     shape: dict[str, Any] = {
         "hidden_layer_sizes": sizes[1:-1],
         "activation": design.activation,

@@ -55,7 +55,8 @@ CONSTANTS = frozenset(
 
 AFFINE = PRODUCTS | VIEWS | SWITCHES | SUMS | QUOTIENTS
 
-_MODULES: dict[type[nn.Module], str] = {
+#: Modules of torch that do one of these operations.
+MODULES: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Bilinear: "bilinear",
     nn.Conv1d: "conv1d",
@@ -107,7 +108,7 @@ _MODULES: dict[type[nn.Module], str] = {
 
 def module_name(module: nn.Module) -> str | None:
     """The operation that a torch module does, where its class does what torch's own does."""
-    for kind, name in _MODULES.items():
+    for kind, name in MODULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return name
     return None

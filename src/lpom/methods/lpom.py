@@ -71,6 +71,9 @@ class Sweeps(Settings):
         return self.rule == "safe"
 
 
+_ONE_SWEEP = Sweeps()
+
+
 @final
 @dataclass(frozen=True)
 class Adaptive(Settings):
@@ -218,7 +221,7 @@ class LPOM(Method[LPOMState]):
             for _ in self._sweeps(states):
                 waiting: dict[Block, list[Use]] = {}
                 states.pull(
-                    problem.graph[problem.graph.output],
+                    states.graph.nodes[states.graph.output - 1],
                     self._loss_pull(states, problem, batch, state),
                 )
                 for node in reversed(states.graph.nodes):
@@ -237,10 +240,9 @@ class LPOM(Method[LPOMState]):
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
         graph, order = states.graph, self.states.order
-        bottom_up = order in ("paper", "parallel")
+        nodes = graph.nodes if order == "paper" else graph.nodes[::-1]
         for _ in self._sweeps(states):
-            nodes = graph.nodes if bottom_up else graph.nodes[::-1]
-            if order == "parallel":
+            if order == "parallel":  # from above, so that what a state is moved from is old too
                 for node in nodes:
                     self._gather(states, node, problem, batch, state)
             for node in nodes:
@@ -262,7 +264,7 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            total = len(batch) if batch.weight is None else batch.total_weight
+            total = len(batch.inputs) if batch.weight is None else batch.total_weight
             states.carry_back(node, residual, batch.weight, total)
             return
         states.pull_back(node, residual)
@@ -385,7 +387,7 @@ class LPOM(Method[LPOMState]):
     @property
     def _once(self) -> bool:
         """Whether every edge is evaluated but once in a step."""
-        return self.states == Sweeps() and isinstance(self.weights, Adaptive)
+        return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
 
     def _feed_forward(
         self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False

@@ -119,15 +119,16 @@ def decide(column: pd.Series, locale: Locale, kind: str | None = None) -> Column
         return found
     if found.kind == "category":
         missing = int(words.isna().sum())
-        values = (*found.values, MISSING) if missing else found.values
-        return replace(found, values=values, missing=missing)
-    values = found.numbers(column)
+        values = {*found.values, MISSING} if missing else {*found.values}
+        ordered = sorted(values, key=lambda value: (value in (OTHER, MISSING), value))
+        return replace(found, values=tuple(ordered), missing=missing)
+    read = found.numbers(column)
     if found.date is not None:
-        found = replace(found, date=found.date.with_cycles(values))
-    if not kind and (reason := _teaches_nothing(found, values, column)):
+        found = replace(found, date=found.date.with_cycles(read))
+    if not kind and (reason := _teaches_nothing(found, read, column)):
         return Column(found.name, "dropped", reason)
-    _check_size(values)
-    return replace(found, missing=int(values.isna().sum()))
+    _check_size(read)
+    return replace(found, missing=int(read.isna().sum()))
 
 
 def _decide(column: pd.Series, words: pd.Series, locale: Locale) -> Column:
@@ -191,13 +192,11 @@ def _worded(words: pd.Series, name: str) -> Column:
 
 def _categorical(words: pd.Series, name: str) -> Column:
     counts = words.value_counts()
-    if len(counts) <= FEW:
-        return Column(name, "category", values=tuple(sorted(counts.index)))
-    kept = counts[counts >= _ENOUGH].index[:MOST]
+    kept = counts[counts >= _ENOUGH].index[:MOST] if len(counts) > FEW else counts.index
     if len(kept) == len(counts):
-        return Column(name, "category", values=tuple(sorted(kept)))
+        return Column(name, "category", values=tuple(kept))
     why = f"the {len(kept)} most frequent of {len(counts):,}, the others as one"
-    return Column(name, "category", why, values=(*sorted(kept), OTHER))
+    return Column(name, "category", why, values=(*kept, OTHER))
 
 
 def _teaches_nothing(found: Column, values: pd.Series, column: pd.Series) -> str | None:

@@ -18,11 +18,11 @@ MISSING = frozenset(
     + ("inf", "-inf", "infinity", "-infinity")
 )
 
-_SPACES = re.compile(r"[\u00a0\u2007\u2009\u202f]")
-_UNIT = re.compile(
-    r"^[$€£¥₹]|[$€£¥₹%]$|^(?:USD|EUR|GBP|CHF|JPY|INR)\b|\b(?:USD|EUR|GBP|CHF|JPY|INR)$", re.I
-)
+_UNIT = r"(?:[$€£¥₹%]|\b(?:USD|EUR|GBP|CHF|JPY|INR)\b)"
+_DRESSED = re.compile(rf"^([+-]?)\s*{_UNIT}?\s*([+-]?)(.*?)\s*{_UNIT}?$", re.I)
+_SIGNS = str.maketrans("\u00a0\u2007\u2009\u202f−’", "    -'")
 _BODY = re.compile(r"[+-]?(\d[\d.,' ]*|[.,]\d+)(e[+-]?\d+)?", re.I)
+_SAMPLE = 1000  # values that are looked at before all others are
 _CODE = re.compile(r"0\d+$")  # 007: a leading zero means that it is not counted with
 
 
@@ -42,7 +42,7 @@ class NumberFormat:
         rest = np.isnan(values)
         if rest.any():
             distinct = texts[rest].drop_duplicates()
-            numbers = pd.Series(self._read(distinct.map(_bare)), index=pd.Index(distinct))
+            numbers = pd.Series(self._read(_bare(distinct)), index=pd.Index(distinct))
             values[rest] = texts[rest].map(numbers).to_numpy(np.float64)
         return pd.Series(values, index=texts.index)
 
@@ -85,12 +85,13 @@ def number_format(
     told = decimal == "," or thousands == "."
     if not told and not np.isnan(plain_numbers(texts)).any() and not texts.str.match(_CODE).any():
         return NumberFormat()
-    bare = texts.drop_duplicates().map(_bare)
+    distinct = texts.drop_duplicates()
+    if _bare(distinct.iloc[:_SAMPLE]).str.fullmatch(_BODY).mean() < 0.5:
+        return None
+    bare = _bare(distinct)
     if bare.str.match(_CODE).any():
         return None
     bodies = [match[1] for match in map(_BODY.fullmatch, bare) if match]
-    if not bodies:
-        return None
     roles, open_question = _roles(bodies)
     given = {decimal: "decimal", thousands: "thousands"}
     for sign, example in open_question.items():
@@ -126,7 +127,7 @@ def plain_numbers(texts: pd.Series) -> np.ndarray:
 
 def like_thousands(texts: pd.Series) -> str | None:
     """An example if every point in the texts stands before three digits, as in "29.477"."""
-    bare = texts.drop_duplicates().map(_bare)
+    bare = _bare(texts.drop_duplicates())
     pointed = bare[bare.str.contains(".", regex=False)]
     if len(pointed) and pointed.str.fullmatch(r"[+-]?[1-9]\d{0,2}\.\d{3}").all():
         return str(pointed.iloc[0])
@@ -138,18 +139,11 @@ def is_missing(texts: pd.Series) -> pd.Series:
     return texts.str.strip().str.lower().isin(MISSING)
 
 
-def _bare(text: str) -> str:
+def _bare(texts: pd.Series) -> pd.Series:
     """Without spaces around, currency and per cent; (5) and a long minus as -5."""
-    text = _SPACES.sub(" ", text).replace("−", "-").replace("’", "'").strip()
-    if text.startswith("(") and text.endswith(")"):
-        text = f"-{text[1:-1]}"
-    sign = text[:1] if text[:1] in "+-" else ""
-    text = text[len(sign) :].strip()
-    for _ in range(2):  # € and % at either end
-        text = _UNIT.sub("", text).strip()
-    if text[:1] in "+-" and not sign:  # $-5
-        sign, text = text[:1], text[1:]
-    return sign + text
+    plain = texts.str.translate(_SIGNS).str.strip()
+    plain = plain.str.replace(r"^\((.*)\)$", r"-\1", regex=True)
+    return plain.str.replace(_DRESSED, r"\1\2\3", regex=True)
 
 
 def _roles(bodies: list[str]) -> tuple[Counter[tuple[str, str]], dict[str, str]]:

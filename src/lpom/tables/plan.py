@@ -12,7 +12,7 @@ import pandas as pd
 
 from lpom.exceptions import DataError, unknown_name
 from lpom.tables.columns import KINDS, MISSING, OTHER, Column, Locale, decide, listed, texts
-from lpom.tables.numbers import like_thousands
+from lpom.tables.numbers import is_missing, like_thousands
 
 
 @final
@@ -52,7 +52,7 @@ class ColumnPlan:
                 problems.append(f"column {name!r} {error}")
         problems += _points_or_thousands(frame, made, locale)
         if problems:
-            raise DataError(f"{'. '.join(problems)}.")
+            raise DataError(f"{'; '.join(problems)}.")
         if all(column.kind == "dropped" for column in made):
             reasons = "; ".join(f"{column.name!r}: {column.why}" for column in made)
             raise DataError(f"there is no column to learn from ({reasons}).")
@@ -127,8 +127,13 @@ class ColumnPlan:
 
 
 def named(frame: pd.DataFrame) -> pd.DataFrame:
-    """With texts as the names of its columns."""
-    return frame.set_axis([str(name) for name in frame.columns], axis=1)
+    """With texts as the names of its columns; an array becomes a frame."""
+    frame = pd.DataFrame(frame)
+    names = [str(name) for name in frame.columns]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"the table has more than one column {listed(twice)}; rename them.")
+    return frame.set_axis(names, axis=1)
 
 
 def _unknown(said: set[str], columns: list[str], kinds: Mapping[str, str]) -> list[str]:
@@ -171,14 +176,15 @@ def _remark(column: Column) -> str:
 
 def _strange_numbers(column: Column, raw: pd.Series, values: pd.Series) -> list[str]:
     said = texts(raw)
-    unread = np.flatnonzero(values.isna() & said.notna())
+    nothing = said.isna() | is_missing(said.fillna(""))
+    unread = np.flatnonzero(values.isna() & ~nothing)
     notes = []
-    if len(unread) and not column.missing:
+    if len(unread):
         notes.append(
             f"column {column.name!r} holds {said.iloc[unread[0]]!r} in row {unread[0] + 1}, which "
             f"is no {column.kind} ({len(unread)} such)"
         )
-    empty = int(said.isna().sum())
+    empty = int(nothing.sum())
     if empty and not column.missing:
         notes.append(f"column {column.name!r} has no value in {_rows(empty)}")
     return notes

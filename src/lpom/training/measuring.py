@@ -83,7 +83,7 @@ class Score:
 def measure(model: nn.Module, source: Source, task: Task) -> Score:
     """Loss and score of a plain forward pass over all rows."""
     measured = Score(task)
-    drawn = Generators(source.like.device, source.generators)
+    drawn = Generators(next(model.parameters()).device, source.generators)
     with evaluating(model), drawn.untouched():
         for batch in source.in_order():
             measured.add(model(batch.inputs), batch.target, batch.weight)

@@ -98,6 +98,8 @@ class Arrays(Source):
             raise ValueError(_ALL_ZERO)
         if isinstance(self.X, Tensor):
             self.X = takes.stored(self.X)
+        # rows that only need to be picked; pictures change their layout
+        self._ready = isinstance(self.X, Tensor) and self.X.ndim != 4
         if batch_size is not None:
             check_number("batch_size", batch_size, whole=True)
             if batch_size > n:
@@ -142,7 +144,8 @@ class Arrays(Source):
             yield Batch(self._rows(rows), self.target[rows], weight)
 
     def _rows(self, rows: Any) -> Tensor:
-        return self.takes.inputs(dense_rows(self.X, rows))
+        found = dense_rows(self.X, rows)
+        return found if self._ready else self.takes.inputs(found)
 
 
 @final

@@ -25,6 +25,7 @@ from lpom.training.sources import Source
 from lpom.training.tasks import Task
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
+_READ_EVERY = 10  # steps whose outputs are scored together
 
 
 @dataclass
@@ -162,6 +163,13 @@ class Trainer:
         self._done = self._seen = 0
         self._epoch_seconds = 0.0
         self._measured = Score(self.task)
+        self._unread: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+    def _read(self) -> None:
+        """Score the outputs of the last steps, one after the other."""
+        for outputs, target, weight in self._unread:
+            self._measured.add(outputs, target, weight)
+        self._unread.clear()
 
     def _train_epoch(self, bar: Bar) -> None:
         """The steps that are left of the epoch."""
@@ -173,13 +181,16 @@ class Trainer:
             self.state.progress = 0.0 if self.endless else self._share_done()
             outputs = self.method.step(self.problem, batch, self.state)
             self._done += 1
-            self._seen += len(batch)
+            self._seen += len(batch.inputs)
             if outputs is not None:
-                self._measured.add(outputs, batch.target, batch.weight)
+                self._unread.append((outputs, batch.target, batch.weight))
+                if len(self._unread) == _READ_EVERY:
+                    self._read()
             if self._done % _CHECK_EVERY == 0 and not self._finite():
                 self._diverged()
             self._epoch_seconds = time.perf_counter() - clock
-            if bar.due:
+            if bar.shown and bar.due:
+                self._read()
                 text = f"{self._seen / self._epoch_seconds:,.0f} samples/s"
                 if self._measured:
                     text += f"  {self.task.metric} {self._measured.score:.4f}"
@@ -197,6 +208,7 @@ class Trainer:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         self.good = _weights(self.model)
+        self._read()
         measured = self._measured or measure(self.model, self.train, self.task)
         if not measured:
             raise ValueError(
@@ -268,7 +280,7 @@ class Trainer:
 
     def _share_done(self) -> float:
         within = 0.0 if self.train.steps is None else self._done / self.train.steps
-        return (len(self.history) + within) / self.epochs
+        return (len(self.history.epochs) + within) / self.epochs
 
     @property
     def _chooses(self) -> bool:
@@ -311,6 +323,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole run between two steps; tensors are not copied."""
+        self._read()
         return {
             "run": self.describe(),
             "status": self.status,
