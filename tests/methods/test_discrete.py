@@ -36,6 +36,17 @@ class Rule(nn.Module):
         return ByHand.apply(z, self.jump, self.slope)
 
 
+class InTurn(nn.Module):
+    """The first module in the first call, the second in the second."""
+
+    def __init__(self, modules):
+        super().__init__()
+        self.turns = iter(modules)
+
+    def forward(self, z):
+        return next(self.turns)(z)
+
+
 class Net(nn.Module):
     """A convolution with batch norm, a branch that skips a layer, and two kinds of activation."""
 
@@ -65,13 +76,13 @@ JUMPS = {
     "staircase": (Staircase(3, 0.5), lambda z: (2 * z + 0.5).floor().clamp(0, 3) / 2),
 }
 RULES = [
-    ("sign", StraightThrough(0.01), inside(1)),
-    ("sign", StraightThrough(0.01, width=0.5), scaled(4, inside(0.25))),
-    ("sign", StraightThrough(0.01, ramp="identity"), torch.ones_like),
-    ("step", StraightThrough(0.01), scaled(0.5, inside(1))),
-    ("step", StraightThrough(0.01, width=4.0, ramp="identity"), scaled(0.25, torch.ones_like)),
+    ("sign", {}, inside(1)),
+    ("sign", {"width": 0.5}, scaled(4, inside(0.25))),
+    ("sign", {"ramp": "identity"}, torch.ones_like),
+    ("step", {}, scaled(0.5, inside(1))),
+    ("step", {"width": 4.0, "ramp": "identity"}, scaled(0.25, torch.ones_like)),
     # ramps of 0.5 and more meet: a clipped ReLU
-    ("staircase", StraightThrough(0.01), lambda z: ((z >= 0) & (z <= 1.5)).to(z)),
+    ("staircase", {}, lambda z: ((z >= 0) & (z <= 1.5)).to(z)),
 ]
 
 
@@ -102,12 +113,13 @@ def fitted(model, X, y, method, epochs):
     lpom.fit(model, X, y, method=method, epochs=epochs, batch_size=len(X), progress=False)
 
 
-@pytest.mark.parametrize("name, method, slope", RULES, ids=lambda v: getattr(v, "name", ""))
-def test_straight_through_is_the_rule_written_by_hand(name, method, slope, data):
+@pytest.mark.parametrize("name, settings, slope", RULES)
+def test_straight_through_is_the_rule_written_by_hand(name, settings, slope, data):
     activation, jump = JUMPS[name]
     model, twin = made(Elementwise(activation)), made(Rule(jump, slope))
     for _ in plain_steps(twin, *data, rate=0.01, steps=4):
         pass
+    method = StraightThrough(0.01, **{"width": 2.0, "relative": False, **settings})
     fitted(model, *data, method, epochs=4)
     for ours, plain in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-11)
@@ -140,12 +152,37 @@ def test_lpom_with_a_large_mu_takes_the_straight_through_step(data):
     model = made(Elementwise(Sign()))
     start = copy.deepcopy(model.state_dict())
     weights = lpom.Adaptive(optimizer="sgd", learning_rate=1.0)
-    fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights), epochs=1)
+    jumps = lpom.Straight(2.0, relative=False)
+    fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights, jumps=jumps), epochs=1)
     twin = made(Rule(JUMPS["sign"][1], inside(1)))
     functional.cross_entropy(twin(data[0]), data[1]).backward()
     for name, parameter in twin.named_parameters():
         step = start[name] - model.state_dict()[name]
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=1e-7)
+
+
+def test_relative_widths_are_in_standard_deviations_of_each_layer(data):
+    """The first step measures before it goes back: both methods take ramps of these widths."""
+    model, twin = made(Elementwise(Sign())), made(Elementwise(Sign()))
+    with torch.no_grad():
+        Z = twin.norm(twin.conv(data[0]))
+        hidden = twin.smooth(twin.lower(twin.jump(Z).flatten(1)))
+        halves = [1.5 * float(z.std(correction=0)) / 2 for z in (Z, twin.upper(hidden))]
+    rules = [Rule(JUMPS["sign"][1], scaled(1 / half, inside(half))) for half in halves]
+    twin = made(InTurn(rules))
+    functional.cross_entropy(twin(data[0]), data[1]).backward()
+    start = copy.deepcopy(model.state_dict())
+    weights = lpom.Adaptive(optimizer="sgd", learning_rate=1.0)
+    fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights), epochs=1)
+    for name, parameter in twin.named_parameters():
+        step = start[name] - model.state_dict()[name]
+        torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=1e-7)
+    model.load_state_dict(start)
+    fitted(model, *data, StraightThrough(1e-3, schedule="constant"), epochs=1)
+    for name, parameter in twin.named_parameters():
+        moved = (start[name] - model.state_dict()[name]) / 1e-3  # Adam's first step is the sign
+        clear = parameter.grad.abs() > 1e-4
+        torch.testing.assert_close(moved[clear].round(), parameter.grad.sign()[clear])
 
 
 @pytest.mark.parametrize("settings", [{"width": 0.0}, {"ramp": "soft"}])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -14,6 +15,7 @@ from lpom.checks import check_choice, check_pair
 from lpom.graph import Graph
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, descend
+from lpom.methods.widths import MEASURE_EVERY, Spreads
 from lpom.objective import Objective, total
 from lpom.settings import geometric
 from lpom.weights.adaptive import Schedule
@@ -46,6 +48,21 @@ class _BackpropOnGraph(Method[OptimizerState]):
         return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
+@dataclass
+class StraightThroughState(OptimizerState):
+    """Optimiser, and how far the pre-activations under jumps are spread."""
+
+    spreads: Spreads = field(default_factory=Spreads)
+    steps: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"spreads": self.spreads.values}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        super().load_state_dict(saved | {"spreads": self.spreads})
+        self.spreads.values = list(saved["spreads"])
+
+
 @final
 @dataclass(frozen=True)
 class StraightThrough(_BackpropOnGraph):
@@ -59,13 +76,17 @@ class StraightThrough(_BackpropOnGraph):
     Parameters
     ----------
     width : float
-        Of the ramp, in units of the pre-activation; cut as `Activation.smoothed` cuts it.
+        Of the ramp, in running standard deviations of each node's pre-activations; cut as
+        `Activation.smoothed` cuts it.
+    relative : bool
+        False: the width is in units of the pre-activations themselves.
     ramp : {"clipped", "identity"}
     learning_rate, schedule
         Of Adam, as in the other back-propagation methods.
     """
 
-    width: float = 2.0
+    width: float = 1.5
+    relative: bool = True
     ramp: str = "clipped"
 
     name: ClassVar[str] = "straight-through"
@@ -75,20 +96,39 @@ class StraightThrough(_BackpropOnGraph):
         check_choice("ramp", self.ramp, ("clipped", "identity"))
         check_pair("width", (self.width, self.width))
 
+    def init(self, problem: Problem) -> StraightThroughState:
+        state = StraightThroughState()
+        state.make(problem.graph, "adam", self.learning_rate, self.schedule)
+        return state
+
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor:
+        assert isinstance(state, StraightThroughState)  # init made it
         state.set_rates(self.schedule)
-        soft = problem.graph.smoothed(self.width)
-        slopes = self.ramp == "identity"
+        graph = problem.graph
+        jumping: dict[int, Tensor] = {}
+        soft = graph
+
+        def slope(index: int) -> Activation | float:
+            ramp = soft[index].activation
+            return ramp if self.ramp == "clipped" else ramp.lipschitz
 
         def states(index: int, Z: Tensor) -> Tensor:
-            activation = problem.graph[index].activation
+            activation = graph[index].activation
             if not activation.jumps:
                 return activation.phi(Z)
-            ramp = soft[index].activation
-            X: Tensor = _Jump.apply(Z, activation, ramp.lipschitz if slopes else ramp)
+            jumping[index] = Z
+            X: Tensor = _Jump.apply(Z, activation, partial(slope, index))
             return X
 
-        return descend(state, _outputs(problem.graph, batch.inputs, states), problem.loss, batch)
+        outputs = _outputs(graph, batch.inputs, states)
+        if not self.relative:
+            soft = graph.smoothed(self.width)
+        elif jumping:
+            if state.steps % MEASURE_EVERY == 0:
+                state.spreads.measure(graph, lambda node: jumping[node.index])
+            soft = state.spreads.ramps(graph, self.width)
+        state.steps += 1
+        return descend(state, outputs, problem.loss, batch)
 
 
 @final
@@ -136,20 +176,25 @@ def _outputs(graph: Graph, inputs: Tensor, states: Callable[[int, Tensor], Tenso
 
 
 class _Jump(torch.autograd.Function):
-    """A jump forward; backward the derivative of its ramp, or one slope for all."""
+    """A jump forward; backward the derivative of its ramp, or one slope for all.
+
+    Which ramp, ``slope`` says when it is needed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, activation: Activation, ramp: Activation | float) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, activation: Activation, slope: Callable[[], Activation | float]
+    ) -> Tensor:
         ctx.save_for_backward(z)
-        ctx.ramp = ramp
+        ctx.slope = slope
         return activation.phi(z)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        if isinstance(ctx.ramp, float):
-            return ctx.ramp * gradient, None, None
+        (gradient,), ramp = gradients, ctx.slope()
+        if isinstance(ramp, float):
+            return ramp * gradient, None, None
         with torch.enable_grad():
             z = ctx.saved_tensors[0].detach().requires_grad_()
-            ramp = ctx.ramp.phi(z)
-        return torch.autograd.grad(ramp, z, gradient)[0], None, None
+            value = ramp.phi(z)
+        return torch.autograd.grad(value, z, gradient)[0], None, None

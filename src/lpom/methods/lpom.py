@@ -12,8 +12,10 @@ from torch import Tensor
 
 from lpom.checks import check_choice, check_number, check_pair
 from lpom.graph import Graph, Node
+from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import OptimizerState
+from lpom.methods.widths import Spreads
 from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import Settings, chosen, geometric
@@ -126,9 +128,18 @@ class Exact(Settings):
 @final
 @dataclass(frozen=True)
 class Straight(Settings):
-    """Jumps stay jumps in the network; states move as if they were ramps of this width."""
+    """Jumps stay jumps in the network; states move as if they were ramps.
 
-    width: float = 2.0
+    Parameters
+    ----------
+    width : float
+        Of the ramps, in running standard deviations of each node's pre-activations.
+    relative : bool
+        False: the width is in units of the pre-activations themselves.
+    """
+
+    width: float = 1.5
+    relative: bool = True
 
     def __post_init__(self) -> None:
         check_number("width", self.width)
@@ -155,14 +166,18 @@ class LPOMState(OptimizerState):
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
     penalised: Penalised = field(default_factory=Penalised)
+    spreads: Spreads = field(default_factory=Spreads)
     steps: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"penalised": self.penalised.state_dict()}
+        own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
+        return super().state_dict() | own
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        super().load_state_dict(saved | {"penalised": self.penalised})
+        own = {"penalised": self.penalised, "spreads": self.spreads}
+        super().load_state_dict(saved | own)
         self.penalised.load_state_dict(saved["penalised"])
+        self.spreads.values = list(saved["spreads"])
         self.mu = self.measured or self.mu
 
 
@@ -392,26 +407,35 @@ class LPOM(Method[LPOMState]):
     def _feed_forward(
         self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False
     ) -> States:
-        graph, soft = self.as_trained(problem.graph, state.progress), None
-        if graph.jumps:
-            assert isinstance(self.jumps, Straight)
-            soft = graph.smoothed(self.jumps.width)
-            if not once:  # everything that goes beyond one sweep wants one function throughout
-                graph, soft = soft, None
+        straight = once and isinstance(self.jumps, Straight)
+        # what goes beyond one sweep wants one function throughout
+        graph = problem.graph if straight else self.as_measured(problem, batch, state)
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
+            soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
-        return States(graph, batch.inputs, state.mu, soft=soft, once=once)
+        states = States(graph, batch.inputs, state.mu, once=once)
+        if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
+            state.spreads.measure(problem.graph, states.Z)
+        if straight:
+            states.soft = self.as_measured(problem, batch, state)
+        return states
 
-    def as_trained(self, graph: Graph, progress: float) -> Graph:
-        """The network at this share of the run: with continuation, jumps as ramps."""
-        if graph.jumps and isinstance(self.jumps, Continuation):
-            return graph.smoothed(geometric((self.jumps.first, self.jumps.last), progress))
-        return graph
+    def _follows_spreads(self, problem: Problem) -> bool:
+        return problem.graph.jumps and isinstance(self.jumps, Straight) and self.jumps.relative
 
-    def as_measured(self, graph: Graph, progress: float) -> Graph:
-        """The network whose gaps are finite: jumps are ramps, whichever way they are trained."""
-        graph = self.as_trained(graph, progress)
-        return graph.smoothed(self.jumps.width) if isinstance(self.jumps, Straight) else graph
+    def as_measured(self, problem: Problem, batch: Batch, state: LPOMState) -> Graph:
+        """The network whose gaps are finite, with ramps as wide as they are now for jumps."""
+        graph = problem.graph
+        if not graph.jumps:
+            return graph
+        if isinstance(self.jumps, Continuation):
+            return graph.smoothed(geometric((self.jumps.first, self.jumps.last), state.progress))
+        if not self.jumps.relative:
+            return graph.smoothed(self.jumps.width)
+        if not state.spreads.values:
+            Z, _ = graph.feed_forward(batch.inputs)
+            state.spreads.measure(graph, lambda node: Z[node.index])
+        return state.spreads.ramps(graph, self.jumps.width)
 
     def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         r"""Set every mu such that the pull on a state is `RELATIVE_PULL` of its pre-activations.
@@ -436,7 +460,7 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def settle(self, problem: Problem, batch: Batch, state: LPOMState) -> tuple[States, Graph]:
         """The states of a batch after the sweeps, the weights untouched; and their graph."""
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         states = States(graph, batch.inputs, state.mu)
         state = replace(state, vectors=dict(state.vectors))
         if self.states.order != "interleaved":
@@ -463,7 +487,7 @@ class LPOM(Method[LPOMState]):
         )
 
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         _, X = graph.feed_forward(batch.inputs)
         return spectral_rates(graph, problem.loss, state.mu, X)[1]
 
@@ -473,7 +497,7 @@ class LPOM(Method[LPOMState]):
         state.end_epoch()
         if self.states.most == 1:
             return
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         start = States(graph, batch.inputs, state.mu)
         before = evaluate(
             graph, problem.loss, start.X, batch.target, state.mu, batch.weight, start.switches

@@ -131,11 +131,9 @@ def step_sizes(
     times the gradient; so do RMSprop and Adagrad. Momentum :math:`\beta` lengthens a step to
     :math:`\eta / (1 - \beta)`. Any other optimiser is taken to have one size for all, its rate.
     """
-    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
     return {
-        parameter: partial(_step_size, group, part.state[parameter])
-        for part in parts
-        for group in part.param_groups
+        parameter: partial(_step_size, group, optimizer.state[parameter])
+        for group in optimizer.param_groups
         for parameter in group["params"]
     }
 
