@@ -143,9 +143,9 @@ def _pairs(
     below: _Layer | None = None
     between: list[nn.Module] = []
     for module in sequence:
-        fit = isinstance(module, _Layer) and getattr(module, "groups", 1) == 1
-        if fit and not shared.intersection(module.parameters()):
-            assert isinstance(module, _Layer)
+        if shared.intersection(module.parameters()):
+            below = None
+        elif isinstance(module, _Layer) and getattr(module, "groups", 1) == 1:
             if below is not None:
                 yield below, between, module
             below, between = module, []
