@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lpom import activations, losses, methods
+from lpom import activations, losses, methods, penalties
+from lpom.compact import compact
 from lpom.diagnostics import Diagnosis, diagnose, objective
 from lpom.exceptions import (
     CheckpointError,
@@ -18,7 +19,7 @@ from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 if TYPE_CHECKING:
-    from lpom import datasets, networks, saving
+    from lpom import datasets, export, networks, saving
     from lpom.estimators import MLPClassifier, MLPRegressor
     from lpom.runs import load
 
@@ -45,9 +46,11 @@ __all__ = [
     "Sweeps",
     "UntrainableError",
     "activations",
+    "compact",
     "datasets",
     "diagnose",
     "evaluate",
+    "export",
     "fit",
     "load",
     "losses",
@@ -55,6 +58,7 @@ __all__ = [
     "mlp",
     "networks",
     "objective",
+    "penalties",
     "saving",
 ]
 
@@ -64,7 +68,7 @@ _LATER = {
     "MLPRegressor": "lpom.estimators",
     "load": "lpom.runs",
 }
-_ROOMS = ("datasets", "networks", "saving")
+_ROOMS = ("datasets", "export", "networks", "saving")
 
 
 def __getattr__(name: str) -> Any:

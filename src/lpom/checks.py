@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from numbers import Real
 from typing import Any
@@ -28,6 +29,16 @@ def check_number(
         raise ValueError(
             f"{what} must be {kind} {'above' if strict else 'of at least'} {low:g}, got {value!r}."
         )
+
+
+def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
+    """Two positive numbers: what a setting is at the start of a run, and at its end."""
+    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
+        raise ValueError(f"{name} should be a pair of numbers, (first, last), got {pair!r}.")
+    first, last = pair
+    check_number(f"{name}'s first number", first)
+    check_number(f"{name}'s last number", last)
+    return first, last
 
 
 def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:

@@ -138,13 +138,17 @@ def diagnose(
         problem = Problem(takes.graph, task.loss, model)
         state = chosen.init(problem)
         state.progress = 1.0
+        state.penalised.at_end()
         states, graph = chosen.settle(problem, batch, state)
         X_all, mu = [x.detach() for x in states.X], state.mu
         _, forward = takes.graph.feed_forward(batch.inputs)
 
-        value = evaluate(graph, task.loss, X_all, batch.target, mu, batch.weight)
+        penalty = state.penalised.value()
+        value = evaluate(graph, task.loss, X_all, batch.target, mu, batch.weight, penalty=penalty)
         norms, rates = spectral_rates(graph, task.loss, mu, X_all, iterations=50)
-        of_states, of_weights = kkt_residuals(graph, task.loss, X_all, batch.target, mu)
+        of_states, of_weights = kkt_residuals(
+            graph, task.loss, X_all, batch.target, mu, prox=state.penalised.prox
+        )
         residual = dict(zip(graph.parameters, of_weights, strict=True))
         bounds = rho(graph, mu, X_all)
     size, output = float(batch.total_weight), graph.output

@@ -1,22 +1,23 @@
 r"""The lifted objective, its optimality conditions, and the rates of Theorems 2 and 3.
 
-.. math:: F(W, X) = \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, Z_v),
+.. math:: F(W, X) = \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, Z_v) + m\, h(W),
           \qquad Z_v = A_v(X_{sources}; W)
 
-with the gap D of each node's activation (eq. 18 of the paper, up to a constant). F equals the
-plain loss when every state is feed-forward.
+with the gap D of each node's activation (eq. 18 of the paper, up to a constant) and the penalties
+h of the weights, if any, beside the mean over the m samples. Without them F equals the plain loss
+when every state is feed-forward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpom.graph import Edge, Graph, Node, Switches
 from lpom.losses import Loss
@@ -27,11 +28,15 @@ Mu = float | Sequence[float] | Mapping[str, float]
 
 @dataclass(frozen=True)
 class Objective:
-    """Values summed over samples: the loss, and each node's gap before it is weighted by mu."""
+    """Values summed over samples: the loss, and each node's gap before it is weighted by mu.
+
+    ``penalty`` is what the penalties of the weights add.
+    """
 
     loss: float
     gaps: tuple[float, ...]
     mu: tuple[float, ...]
+    penalty: float = 0.0
 
     @property
     def layers(self) -> tuple[float, ...]:
@@ -40,7 +45,7 @@ class Objective:
 
     @property
     def total(self) -> float:
-        return self.loss + sum(self.layers)
+        return self.loss + sum(self.layers) + self.penalty
 
 
 def per_node(mu: Mu, graph: Graph) -> list[float]:
@@ -88,13 +93,19 @@ def evaluate(
     mu: Sequence[float],
     weight: Tensor | None = None,
     switches: Switches | None = None,
+    penalty: float = 0.0,
 ) -> Objective:
-    """F at the states ``X`` by index, the data first; ``weight`` per sample multiplies it."""
+    """F at the states ``X`` by index, the data first; ``weight`` per sample multiplies it.
+
+    ``penalty`` is what the weights have to bear per sample.
+    """
     gaps = [
         total(node.activation.gap(X[node.index], value(node, X, switches)), weight)
         for node in graph
     ]
-    return Objective(total(loss.value(X[graph.output], target), weight), tuple(gaps), tuple(mu[1:]))
+    size = len(X[0]) if weight is None else float(weight.sum())
+    value_of_loss = total(loss.value(X[graph.output], target), weight)
+    return Objective(value_of_loss, tuple(gaps), tuple(mu[1:]), size * penalty)
 
 
 def value(node: Node, X: Sequence[Tensor], switches: Switches | None = None) -> Tensor:
@@ -134,6 +145,7 @@ def kkt_residuals(
     target: Tensor,
     mu: Sequence[float],
     switches: Switches | None = None,
+    prox: Callable[[nn.Parameter, Tensor, float], Tensor] | None = None,
 ) -> tuple[list[float], list[float]]:
     r"""How far states and weights are from the optimality conditions, root mean square.
 
@@ -159,7 +171,10 @@ def kkt_residuals(
     weights = []
     for parameter, gradient in gradients.items():
         largest = max(mu[node.index] for node in graph.uses[parameter])
-        weights.append(_rms(gradient / largest / len(X[0])))
+        gradient = gradient / len(X[0])
+        if prox is not None:
+            gradient = parameter - prox(parameter, parameter - gradient, 1.0)
+        weights.append(_rms(gradient / largest))
     return states, weights
 
 

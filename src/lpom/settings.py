@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -81,3 +82,9 @@ def chosen(field: str, value: Any, kinds: Mapping[str, type[S]]) -> S:
         f"{field} should be {' or '.join(kind.__name__ for kind in kinds.values())}, or one of the "
         f"names {', '.join(map(repr, kinds))}; got {value!r}."
     )
+
+
+def geometric(ends: tuple[float, float], progress: float) -> float:
+    """Between the two ends, at this share of the run, by equal factors."""
+    first, last = ends
+    return first * math.pow(last / first, progress)

@@ -60,6 +60,8 @@ CASES = {
     "adagrad": backprop(0.3),
     "rmsprop": backprop(0.01),
     "adam": backprop(0.02),
+    "straight-through": backprop(0.02),
+    "ramps": backprop(0.02),
     "mac": Case(paper.eq3, ("X",), FIXED, 300, FIXED),
     "bcd": Case(paper.eq5, ("X", "U"), {"alpha": 0.0, "ridge": 1e-6}, 100, {}),
     "admm": Case(

@@ -93,13 +93,15 @@ class Graph:
         """Whether an activation is discontinuous."""
         return any(node.activation.jumps for node in self)
 
-    def smoothed(self, width: float) -> Graph:
-        """The same edges; every activation that jumps replaced by one with ramps of this width."""
+    def smoothed(self, width: float | tuple[float, ...]) -> Graph:
+        """The same edges; every jump of an activation replaced by a ramp of this width.
+
+        Widths may be given by the index of the nodes, the first, of the data, not being read.
+        """
         if self._smoothed.get("width") != width:
+            widths = width if isinstance(width, tuple) else (width,) * (len(self) + 1)
             nodes = [
-                replace(node, activation=node.activation.smoothed(width))
-                if node.activation.jumps
-                else node
+                replace(node, activation=node.activation.smoothed(widths[node.index]))
                 for node in self
             ]
             self._smoothed.update(width=width, graph=Graph(tuple(nodes), self.output))

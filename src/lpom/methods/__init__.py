@@ -9,6 +9,7 @@ from lpom.methods.admm_hashing import ADMMHashing
 from lpom.methods.backprop import SGD, Adagrad, Adam, Nesterov, RMSprop
 from lpom.methods.base import Batch, Method, Problem, State
 from lpom.methods.bcd import BCD
+from lpom.methods.discrete import Ramps, StraightThrough
 from lpom.methods.lifted import LiftedNetworks
 from lpom.methods.lpom import LPOM
 from lpom.methods.mac import MAC
@@ -24,6 +25,8 @@ METHODS: dict[str, type[Method[Any]]] = {
         Adagrad,
         RMSprop,
         Adam,
+        StraightThrough,
+        Ramps,
         MAC,
         BCD,
         ADMM,
@@ -59,7 +62,9 @@ __all__ = [
     "Nesterov",
     "Problem",
     "RMSprop",
+    "Ramps",
     "State",
+    "StraightThrough",
     "Tikhonov",
     "get",
     "names",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lpom.methods.base import Batch, Method, Problem
-from lpom.methods.optimizers import OptimizerState
+from lpom.methods.optimizers import OptimizerState, descend
 from lpom.objective import Objective, total
 from lpom.weights.adaptive import Schedule
 
@@ -54,26 +54,16 @@ class Backprop(Method[OptimizerState]):
             state.remark(
                 "no gradient",
                 f"the derivative of {jumping[-1].activation.name} is zero wherever it exists, so "
-                f"back-propagation sends nothing through it: {learning}. method='lpom' trains all.",
+                f"back-propagation sends nothing through it: {learning}. method='lpom' and "
+                "'straight-through' train all.",
             )
         return state
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
-        optimizer = state.optimizer
-        assert optimizer is not None  # init made it
         state.set_rates(self.schedule)
-        optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
-            X = problem.model(batch.inputs)
-        outputs: Tensor = X.detach()
-        pull = problem.loss.gradient(outputs, batch.target)
-        if batch.weight is None:
-            pull = pull / len(batch)
-        else:
-            pull = pull * (batch.weight / batch.total_weight)[:, None]
-        X.backward(pull)
-        optimizer.step()
-        return outputs
+            outputs = problem.model(batch.inputs)
+        return descend(state, outputs, problem.loss, batch)
 
     def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
         state.end_epoch()

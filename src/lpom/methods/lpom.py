@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, final
 
 import torch
 from torch import Tensor
 
-from lpom.checks import check_choice, check_number
+from lpom.checks import check_choice, check_number, check_pair
 from lpom.graph import Graph, Node
+from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import OptimizerState
+from lpom.methods.widths import Spreads
 from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
-from lpom.settings import Settings, chosen
+from lpom.penalties import Penalty, by_pattern
+from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
 from lpom.weights.blocks import Block, Use, blocks
-from lpom.weights.exact import exact_step
+from lpom.weights.exact import exact_step, penalised_step
+from lpom.weights.penalised import Penalised
 
 ORDERS = ("interleaved", "top-down", "paper", "parallel")
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
@@ -124,9 +128,18 @@ class Exact(Settings):
 @final
 @dataclass(frozen=True)
 class Straight(Settings):
-    """Jumps stay jumps in the network; states move as if they were ramps of this width."""
+    """Jumps stay jumps in the network; states move as if they were ramps.
 
-    width: float = 2.0
+    Parameters
+    ----------
+    width : float
+        Of the ramps, in running standard deviations of each node's pre-activations.
+    relative : bool
+        False: the width is in units of the pre-activations themselves.
+    """
+
+    width: float = 1.5
+    relative: bool = True
 
     def __post_init__(self) -> None:
         check_number("width", self.width)
@@ -152,10 +165,19 @@ class LPOMState(OptimizerState):
     measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
+    penalised: Penalised = field(default_factory=Penalised)
+    spreads: Spreads = field(default_factory=Spreads)
     steps: int = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
+        return super().state_dict() | own
+
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        super().load_state_dict(saved)
+        own = {"penalised": self.penalised, "spreads": self.spreads}
+        super().load_state_dict(saved | own)
+        self.penalised.load_state_dict(saved["penalised"])
+        self.spreads.values = list(saved["spreads"])
         self.mu = self.measured or self.mu
 
 
@@ -164,7 +186,7 @@ class LPOMState(OptimizerState):
 class LPOM(Method[LPOMState]):
     r"""Train by block coordinate descent on the lifted objective, without back-propagation.
 
-    .. math:: \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, A_v(X_{sources}; W))
+    .. math:: \mathrm{loss}(X_{out}, T) + \sum_v \mu_v \sum D_v(X_v, A_v(X_{sources}; W)) + m\, h(W)
 
     Parameters
     ----------
@@ -178,12 +200,15 @@ class LPOM(Method[LPOMState]):
         ``Exact(iterations=3, ridge=0.1)``.
     jumps : Straight or Continuation
         How activations without a derivative (step, sign, staircase, ...) are trained.
+    penalties : one of `lpom.penalties` for all matrices and kernels, or a mapping from patterns of
+        names, the first that fits: ``{"0.weight": L1(1e-4), "*.weight": Box(-1, 1)}``
     """
 
     mu: Mu | Literal["auto"] = 20.0
     states: Sweeps = Sweeps()
     weights: Adaptive | Exact = Adaptive()
     jumps: Straight | Continuation = Straight()
+    penalties: Penalty | Mapping[str, Penalty] | None = None
 
     name: ClassVar[str] = "lpom"
     equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i D_i(X_i+1, Z_i)   (eq. 18)"
@@ -197,12 +222,14 @@ class LPOM(Method[LPOMState]):
         )
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
+        put(self, "penalties", by_pattern(self.penalties))
 
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
         if isinstance(self.weights, Adaptive):
             state.set_rates(self.weights.schedule)
+        state.penalised.advance(state.progress)
         states = self._feed_forward(problem, batch, state, once=self._once)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -263,19 +290,34 @@ class LPOM(Method[LPOMState]):
             share = state.mu[node.index] / max(state.mu[v] for v in block.uses)
             uses.append(states.use(node, batch.weight, share, fresh=block.alone))
             if len(uses) == len(block.uses):
-                ridge = self.weights.ridge_at(state.progress)
-                if exact_step(block, uses, iterations=self.weights.iterations, ridge=ridge):
-                    state.remark(
-                        "rank-deficient",
-                        f"the exact weight step of {block.names[0]} met states that are rank-"
-                        f"deficient (batch of {len(batch)}); their pseudo-inverse was taken. Set "
-                        "ridge above 0 (0.1 works for most networks).",
-                    )
+                self._solve(block, uses, batch, state)
+
+    def _solve(self, block: Block, uses: list[Use], batch: Batch, state: LPOMState) -> None:
+        assert isinstance(self.weights, Exact)
+        iterations, ridge = self.weights.iterations, self.weights.ridge_at(state.progress)
+        if any(parameter in state.penalised for parameter in block.parameters):
+            largest = max(state.mu[v] for v in block.uses)
+            penalised_step(
+                block,
+                uses,
+                state.penalised,
+                weight=float(batch.total_weight) / largest,
+                iterations=iterations,
+                ridge=ridge,
+            )
+        elif exact_step(block, uses, iterations=iterations, ridge=ridge):
+            state.remark(
+                "rank-deficient",
+                f"the exact weight step of {block.names[0]} met states that are rank-"
+                f"deficient (batch of {len(batch)}); their pseudo-inverse was taken. Set "
+                "ridge above 0 (0.1 works for most networks).",
+            )
 
     def _update(self, states: States, state: LPOMState) -> None:
         if state.optimizer is not None:
             states.drop_old_gradients()
             state.optimizer.step()
+            state.penalised.follow(state.optimizer)
         states.weights_moved()
 
     def _sweeps(self, states: States) -> Iterator[int]:
@@ -354,6 +396,7 @@ class LPOM(Method[LPOMState]):
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
         else:
             state.blocks = blocks(graph)
+        state.penalised = Penalised(self.penalties, graph)
         return state
 
     @property
@@ -364,26 +407,35 @@ class LPOM(Method[LPOMState]):
     def _feed_forward(
         self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False
     ) -> States:
-        graph, soft = self.as_trained(problem.graph, state.progress), None
-        if graph.jumps:
-            assert isinstance(self.jumps, Straight)
-            soft = graph.smoothed(self.jumps.width)
-            if not once:  # everything that goes beyond one sweep wants one function throughout
-                graph, soft = soft, None
+        straight = once and isinstance(self.jumps, Straight)
+        # what goes beyond one sweep wants one function throughout
+        graph = problem.graph if straight else self.as_measured(problem, batch, state)
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
+            soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
-        return States(graph, batch.inputs, state.mu, soft=soft, once=once)
+        states = States(graph, batch.inputs, state.mu, once=once)
+        if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
+            state.spreads.measure(problem.graph, states.Z)
+        if straight:
+            states.soft = self.as_measured(problem, batch, state)
+        return states
 
-    def as_trained(self, graph: Graph, progress: float) -> Graph:
-        """The network at this share of the run: with continuation, jumps as ramps."""
-        if graph.jumps and isinstance(self.jumps, Continuation):
-            return graph.smoothed(geometric((self.jumps.first, self.jumps.last), progress))
-        return graph
+    def _follows_spreads(self, problem: Problem) -> bool:
+        return problem.graph.jumps and isinstance(self.jumps, Straight) and self.jumps.relative
 
-    def as_measured(self, graph: Graph, progress: float) -> Graph:
-        """The network whose gaps are finite: jumps are ramps, whichever way they are trained."""
-        graph = self.as_trained(graph, progress)
-        return graph.smoothed(self.jumps.width) if isinstance(self.jumps, Straight) else graph
+    def as_measured(self, problem: Problem, batch: Batch, state: LPOMState) -> Graph:
+        """The network whose gaps are finite, with ramps as wide as they are now for jumps."""
+        graph = problem.graph
+        if not graph.jumps:
+            return graph
+        if isinstance(self.jumps, Continuation):
+            return graph.smoothed(geometric((self.jumps.first, self.jumps.last), state.progress))
+        if not self.jumps.relative:
+            return graph.smoothed(self.jumps.width)
+        if not state.spreads.values:
+            Z, _ = graph.feed_forward(batch.inputs)
+            state.spreads.measure(graph, lambda node: Z[node.index])
+        return state.spreads.ramps(graph, self.jumps.width)
 
     def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         r"""Set every mu such that the pull on a state is `RELATIVE_PULL` of its pre-activations.
@@ -408,7 +460,7 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def settle(self, problem: Problem, batch: Batch, state: LPOMState) -> tuple[States, Graph]:
         """The states of a batch after the sweeps, the weights untouched; and their graph."""
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         states = States(graph, batch.inputs, state.mu)
         state = replace(state, vectors=dict(state.vectors))
         if self.states.order != "interleaved":
@@ -424,11 +476,18 @@ class LPOM(Method[LPOMState]):
     def objective(self, problem: Problem, batch: Batch, state: LPOMState) -> Objective:
         states, graph = self.settle(problem, batch, state)
         return evaluate(
-            graph, problem.loss, states.X, batch.target, state.mu, batch.weight, states.switches
+            graph,
+            problem.loss,
+            states.X,
+            batch.target,
+            state.mu,
+            batch.weight,
+            states.switches,
+            state.penalised.value(),
         )
 
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         _, X = graph.feed_forward(batch.inputs)
         return spectral_rates(graph, problem.loss, state.mu, X)[1]
 
@@ -438,7 +497,7 @@ class LPOM(Method[LPOMState]):
         state.end_epoch()
         if self.states.most == 1:
             return
-        graph = self.as_measured(problem.graph, state.progress)
+        graph = self.as_measured(problem, batch, state)
         start = States(graph, batch.inputs, state.mu)
         before = evaluate(
             graph, problem.loss, start.X, batch.target, state.mu, batch.weight, start.switches
@@ -476,19 +535,3 @@ def _change(before: Sequence[Tensor | None], states: States) -> float:
         change = float(torch.linalg.vector_norm(new - old) / size)
         largest = max(largest, change if change == change else math.inf)
     return largest
-
-
-def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
-    """Two positive numbers: what a setting is at the start of a run, and at its end."""
-    if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ValueError(f"{name} should be a pair of numbers, (first, last), got {pair!r}.")
-    first, last = pair
-    check_number(f"{name}'s first number", first)
-    check_number(f"{name}'s last number", last)
-    return first, last
-
-
-def geometric(ends: tuple[float, float], progress: float) -> float:
-    """Between the two ends, at this share of the run, by equal factors."""
-    first, last = ends
-    return first * math.pow(last / first, progress)

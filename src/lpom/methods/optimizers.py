@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.graph import Graph
-from lpom.methods.base import State
+from lpom.losses import Loss
+from lpom.methods.base import Batch, State
 from lpom.weights.adaptive import (
     SCHEDULES,
     Factory,
@@ -91,6 +93,25 @@ class OptimizerState(State):
                 ],
             }
         )
+
+
+def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) -> Tensor:
+    """Give the optimiser the gradient of the mean loss over a batch, by autograd from ``outputs``.
+
+    Returns the outputs without autograd's graph.
+    """
+    assert state.optimizer is not None  # init made it
+    state.optimizer.zero_grad(set_to_none=True)
+    detached = outputs.detach()
+    pull = loss.gradient(detached, batch.target)
+    if batch.weight is None:
+        pull = pull / len(batch)
+    else:
+        share = batch.weight / batch.total_weight
+        pull = pull * share.view(-1, *[1] * (pull.ndim - 1))
+    outputs.backward(pull)
+    state.optimizer.step()
+    return detached
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -129,3 +129,32 @@ def check_schedule(schedule: Schedule) -> None:
 def make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """torch's own scheduler where the schedule is a function that makes one."""
     return schedule(optimizer) if callable(schedule) else None
+
+
+def step_sizes(
+    optimizer: torch.optim.Optimizer,
+) -> dict[nn.Parameter, Callable[[], float | Tensor]]:
+    r"""The metric of an optimiser's last step, as functions by parameter: for proximal steps.
+
+    Adam and its kin move each weight by its own size, :math:`\eta / (\sqrt{\hat v} + \epsilon)`
+    times the gradient; so do RMSprop and Adagrad. Momentum :math:`\beta` lengthens a step to
+    :math:`\eta / (1 - \beta)`. Any other optimiser is taken to have one size for all, its rate.
+    """
+    return {
+        parameter: partial(_step_size, group, optimizer.state[parameter])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+def _step_size(group: dict[str, Any], memory: dict[str, Any]) -> float | Tensor:
+    rate: float = group["lr"]
+    if "exp_avg_sq" in memory:
+        corrected = memory["exp_avg_sq"] / (1 - group["betas"][1] ** memory["step"].double())
+        size: Tensor = rate / (corrected.sqrt() + group["eps"])
+        return size
+    for squares in ("square_avg", "sum"):
+        if squares in memory:
+            size = rate / (memory[squares].sqrt() + group["eps"])
+            return size
+    return rate / (1 - group.get("momentum", 0.0))

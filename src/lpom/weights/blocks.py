@@ -169,11 +169,38 @@ class ByGram(LeastSquares):
         return use.weight.repeat_interleave(rows // len(use.weight))
 
     def solve(self, residuals: Sequence[Tensor]) -> Tensor:
-        R = torch.cat([self._rows(residual) for residual in residuals])
-        return self.gram.solve(R if self.scale is None else self.scale * R)
+        return self.gram.solve(self._stacked(residuals))
 
     def apply(self, C: Tensor) -> list[Tensor]:
-        rows = self.gram.apply(C)
+        return self._parted(self.gram.apply(C))
+
+    def adjoint(self, residuals: Sequence[Tensor]) -> Tensor:
+        """The gradient that residuals make, as a matrix (inputs and bias, outputs)."""
+        return self.gram.A.T @ self._stacked(residuals)
+
+    def apply_matrix(self, D: Tensor) -> list[Tensor]:
+        """What a change of the matrix does to the ``Z`` of each use."""
+        return self._parted(self.gram.A @ D)
+
+    def matrix(self) -> Tensor:
+        """The weights, and below them the bias, with a column for each output."""
+        rows = [self.layer.weight.detach().flatten(1).T]
+        if self.layer.bias is not None:
+            rows.append(self.layer.bias.detach()[None])
+        return torch.cat(rows)
+
+    def parts(self, matrix: Tensor) -> dict[nn.Parameter, Tensor]:
+        """What a matrix has for each parameter, in its shape."""
+        weight, bias = self.layer.weight, self.layer.bias
+        width = weight[0].numel()
+        found = {weight: matrix[:width].T.reshape(weight.shape)}
+        return found if bias is None else found | {bias: matrix[width]}
+
+    def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
+        R = torch.cat([self._rows(residual) for residual in residuals])
+        return R if self.scale is None else self.scale * R
+
+    def _parted(self, rows: Tensor) -> list[Tensor]:
         if self.scale is not None:
             rows = rows / self.scale
         counts = [len(self._rows(use.Z)) for use in self.uses]
@@ -181,12 +208,8 @@ class ByGram(LeastSquares):
         return [self._unrows(part, use.Z) for part, use in zip(parts, self.uses, strict=True)]
 
     def add(self, C: Tensor) -> None:
-        change = self.gram.weights(C)
-        weight = self.layer.weight.detach()
-        width = weight[0].numel()
-        weight.add_(change[:, :width].reshape(weight.shape))
-        if self.layer.bias is not None:
-            self.layer.bias.detach().add_(change[:, width])
+        for parameter, change in self.parts(self.gram.weights(C).T).items():
+            parameter.detach().add_(change)
 
     def _rows(self, Z: Tensor) -> Tensor:
         """``Z`` as rows of outputs: (samples and places, outputs)."""

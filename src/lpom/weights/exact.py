@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lpom.weights.blocks import Block, Use, least_squares
+from lpom.weights.blocks import Block, ByGram, Use, least_squares
+from lpom.weights.penalised import Penalised
 
 
 @torch.no_grad()
@@ -56,6 +57,79 @@ def exact_step(
         theta_old = theta
     squares.add(C)
     return squares.deficient
+
+
+@torch.no_grad()
+def penalised_step(
+    block: Block,
+    uses: Sequence[Use],
+    penalised: Penalised,
+    *,
+    weight: float,
+    iterations: int = 1,
+    ridge: float = 0.1,
+    inner: int = 10,
+) -> None:
+    r"""Algorithm 2 with penalties, in place. Each iteration has the subproblem
+
+    .. math:: \min_E \langle \nabla, E \rangle + \frac{\gamma}{2} \|A E\|^2
+              + \frac{\gamma \lambda}{2} \|E\|^2 + \kappa\, h(Y_k + E), \qquad E = W - Y_k,
+
+    for which there is no closed form. It is split: E = P with a multiplier U, and the penalty and
+    the ridge on P. With :math:`\gamma \lambda` as the weight of the splitting too, the step in E
+    needs the factor of :math:`A^T A + \lambda I` that is there already, and the step in P is a
+    proximal one of length :math:`\kappa / (2 \gamma \lambda)`. ``inner`` such steps are taken; they
+    go on from the multiplier of the iteration before and, if h is convex, of the batch before, so
+    few are enough. The weights end as P, which has the zeros and the levels.
+
+    ``weight`` is :math:`\kappa`, that of h beside the sum over the samples of the uses. The
+    iterations are accelerated as in `exact_step`, and Theorem 4 holds with h as far as the
+    subproblems are solved.
+    """
+    if not ridge > 0:
+        raise ValueError(f"exact weights with penalties need a ridge above 0, got {ridge!r}.")
+    uses = [use for use in map(Use.counting, uses) if len(use.goal)]
+    if not uses:
+        return
+    squares = least_squares(block, uses, ridge)
+    if not isinstance(squares, ByGram):
+        raise ValueError(
+            f"exact weights with penalties are for Linear and Conv2d layers, and {block.names[0]} "
+            "stands in another edge. Use adaptive weights there."
+        )
+    gamma = max(use.node.activation.lipschitz for use in uses)
+    strength = gamma * float(squares.gram.ridge)
+    start = squares.matrix()  # (inputs and bias, outputs)
+
+    def gradient(W: Tensor) -> Tensor:
+        moved = zip(uses, squares.apply_matrix(W - start), strict=True)
+        return squares.adjoint(
+            [use.node.activation.phi(use.Z + move) - use.goal for use, move in moved]
+        )
+
+    def prox(W: Tensor) -> Tensor:
+        parts = [
+            penalised.prox(parameter, part, weight / (2 * strength)).reshape(W.shape[1], -1).T
+            for parameter, part in squares.parts(W).items()
+        ]
+        return torch.cat(parts)
+
+    W = W_old = start
+    U = penalised.multipliers.get(block.names[0], torch.zeros_like(start)) / strength
+    theta_old = 0.0
+    for k in range(iterations):
+        theta = next_theta(theta_old)
+        Y = W if k == 0 else theta * W - math.sqrt(theta) * (theta_old * W_old - W)
+        slope, V = gradient(Y), W
+        for _ in range(inner):
+            E = squares.gram.invert((strength * (V - Y - U) - slope) / gamma)
+            V = prox(Y + (E + U) / 2)
+            U = U + E - (V - Y)
+        W_old, W, theta_old = W, V, theta
+    if penalised.convex(block.parameters):
+        penalised.multipliers[block.names[0]] = strength * U
+    for parameter, part in squares.parts(W).items():
+        parameter.detach().copy_(part)
 
 
 def next_theta(theta: float) -> float:

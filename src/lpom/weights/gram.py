@@ -22,12 +22,15 @@ from torch import Tensor
 
 
 class Gram(ABC):
-    """Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
+    r"""Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
 
-    ``deficient`` says that the Gram matrix was singular and its pseudo-inverse was taken.
+    ``deficient`` says that the Gram matrix was singular and its pseudo-inverse was taken;
+    ``A`` are the rows and ``ridge`` is the :math:`\lambda` of the formula.
     """
 
     deficient: bool = False
+    A: Tensor
+    ridge: Tensor
 
     @abstractmethod
     def solve(self, R: Tensor) -> Tensor:
@@ -41,13 +44,17 @@ class Gram(ABC):
     def weights(self, C: Tensor) -> Tensor:
         """The weight change they stand for, one row per output as in a map's matrix, (out, n)."""
 
+    @abstractmethod
+    def invert(self, B: Tensor) -> Tensor:
+        """``(A^T A + lambda I)^-1 B`` for any ``B`` (n, out), by the same factor."""
+
 
 @final
 class Columns(Gram):
     """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``."""
 
     def __init__(self, A: Tensor, ridge: Tensor) -> None:
-        self.A = A
+        self.A, self.ridge = A, ridge
         self._inverse, self.deficient = inverse(A.T @ A, ridge)
 
     def solve(self, R: Tensor) -> Tensor:
@@ -59,6 +66,9 @@ class Columns(Gram):
     def weights(self, C: Tensor) -> Tensor:
         return C.T
 
+    def invert(self, B: Tensor) -> Tensor:
+        return self._inverse(B)
+
 
 @final
 class Rows(Gram):
@@ -68,7 +78,7 @@ class Rows(Gram):
     """
 
     def __init__(self, A: Tensor, ridge: Tensor) -> None:
-        self.A = A
+        self.A, self.ridge = A, ridge
         self.G = A @ A.T
         self._inverse, self.deficient = inverse(self.G, ridge)
 
@@ -81,6 +91,10 @@ class Rows(Gram):
     def weights(self, C: Tensor) -> Tensor:
         return C.T @ self.A
 
+    def invert(self, B: Tensor) -> Tensor:
+        # Woodbury's identity
+        return (B - self.A.T @ self._inverse(self.A @ B)) / self.ridge
+
 
 @final
 class IndependentRows(Gram):
@@ -90,7 +104,7 @@ class IndependentRows(Gram):
     """
 
     def __init__(self, rows: Rows) -> None:
-        self.rows = rows
+        self.rows, self.A, self.ridge = rows, rows.A, rows.ridge
 
     def solve(self, R: Tensor) -> Tensor:
         return R
@@ -100,6 +114,10 @@ class IndependentRows(Gram):
 
     def weights(self, C: Tensor) -> Tensor:
         return self.rows.weights(self.rows.solve(C))
+
+    def invert(self, B: Tensor) -> Tensor:
+        # without a ridge there is but the pseudo-inverse of A^T A
+        return self.A.T @ self.rows.solve(self.rows.solve(self.A @ B))
 
 
 def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:

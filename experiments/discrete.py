@@ -1,0 +1,108 @@
+"""How jumps are best trained: widths, mu and methods on held-out data, for docs/discrete.md.
+
+    python experiments/discrete.py [--epochs 3] [--seeds 0,1]
+
+MNIST, 784-300-100-10, 20,000 training images, 4,000 others held out; the test set is not touched.
+The table is printed and put between the marks of docs/discrete.md. Finished runs are kept in
+results/discrete.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lpom import datasets
+from lpom.datasets import Dataset
+from lpom.experiments.records import Store, Trial
+from lpom.experiments.trials import run
+from lpom.files import write_atomically
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "discrete.md"
+BEGIN, END = "<!-- table of experiments/discrete.py -->", "<!-- end of table -->"
+
+ROWS = 24_000
+ACTIVATIONS = ("step", "sign")
+
+
+def lpom(width: float, relative: bool = True, **settings: Any) -> tuple[str, dict[str, Any]]:
+    return "lpom", {"jumps": {"straight": {"width": width, "relative": relative}}, **settings}
+
+
+def through(width: float, relative: bool = True, **settings: Any) -> tuple[str, dict[str, Any]]:
+    return "straight-through", {"width": width, "relative": relative, **settings}
+
+
+#: Label, and the method with its settings.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"LPOM, width {w:g}": lpom(w, False) for w in (1.0, 2.0, 4.0)},
+    **{f"LPOM, width {w:g} spreads": lpom(w) for w in (1.0, 1.5, 2.0, 3.0)},
+    **{f"LPOM, width 1.5 spreads, mu {mu:g}": lpom(1.5, mu=mu) for mu in (5.0, 100.0)},
+    "LPOM, ramps narrowing from 1 to 0.1": ("lpom", {"jumps": "continuation"}),
+    **{f"straight-through, width {w:g}": through(w, False) for w in (1.0, 2.0, 4.0)},
+    **{f"straight-through, width {w:g} spreads": through(w) for w in (1.0, 1.5, 2.0, 3.0)},
+    "straight-through, identity": through(2.0, False, ramp="identity"),
+    "back-propagation on ramps narrowing from 1 to 0.1": ("ramps", {}),
+}
+
+
+def trials(label: str, activation: str, epochs: int, seeds: list[int]) -> Iterator[Trial]:
+    method, params = VARIANTS[label]
+    for seed in seeds:
+        yield Trial(
+            "mnist",
+            (300, 100),
+            method,
+            params,
+            activation=activation,
+            epochs=epochs,
+            seed=seed,
+            part="validation",
+        )
+
+
+def shortened(data: Dataset) -> Dataset:
+    return replace(
+        data,
+        x_train=data.x_train[:ROWS],
+        y_train=data.y_train[:ROWS],
+        notes=f"The first {ROWS} training images.",
+    )
+
+
+def table(epochs: int, seeds: list[int], data: Dataset, store: Store) -> str:
+    """Run what is missing and lay it out."""
+    lines = [f"| | {' | '.join(ACTIVATIONS)} |", "|---|" + "---|" * len(ACTIVATIONS)]
+    for label in VARIANTS:
+        cells = []
+        for activation in ACTIVATIONS:
+            records = [run(t, data, store) for t in trials(label, activation, epochs, seeds)]
+            scores = [100 * record["score"] for record in records]
+            spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+            cells.append(f"{statistics.mean(scores):.2f}{spread}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", default="0,1")
+    options = parser.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    data = shortened(datasets.load("mnist"))
+    store = Store(HERE / "results" / "discrete.jsonl")
+    made = table(options.epochs, seeds, data, store)
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    write_atomically(PAGE, f"{before}{BEGIN}\n{made}\n{END}{after}".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,265 @@
+"""compact(): what penalties have emptied is really taken out of a network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lpom.activations import from_module, is_activation
+
+_Layer = nn.Linear | nn.Conv2d
+#: Modules that treat every channel alike and keep a constant what it is.
+_PASSING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
+_PASSING += (nn.AdaptiveAvgPool2d,)
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a network holds and does: parameters, their bytes, products of one sample.
+
+    ``multiplications`` is None where that cannot be said without an example of the data.
+    """
+
+    weights: int
+    bytes: int
+    multiplications: int | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A network before and after, and what was taken out of which layer."""
+
+    before: Size
+    after: Size
+    removed: dict[str, int]  # units or channels, by the name of the layer
+    ranks: dict[str, int]  # of the layers that were split in two
+
+    def __str__(self) -> str:
+        def line(what: str, a: int | None, b: int | None) -> str:
+            if a is None or b is None:
+                return f"{what}: not known without an example"
+            return f"{what}: {a:,} -> {b:,} ({b / max(a, 1):.1%})"
+
+        lines = [
+            line("weights", self.before.weights, self.after.weights),
+            line("bytes", self.before.bytes, self.after.bytes),
+            line("multiplications", self.before.multiplications, self.after.multiplications),
+        ]
+        lines += [f"{name}: {n} units removed" for name, n in self.removed.items()]
+        lines += [f"{name}: split at rank {rank}" for name, rank in self.ranks.items()]
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def compact(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module, Report]:
+    r"""A smaller network that predicts the same, to rounding, in evaluation; and a report.
+
+    Units and channels between two layers of an ``nn.Sequential`` go if no weight leads to them
+    (what they always say, :math:`\phi(b)`, is added to the bias above) or from them. Between the
+    two may stand batch norm, elementwise activations, dropout, pooling and flattening. A Linear
+    layer :math:`W = U V` of rank r becomes two where that leaves fewer weights than W has. The
+    model itself stays as it is; its sequences are taken to be called as a whole.
+
+    Parameters
+    ----------
+    example : a batch of inputs, from which the multiplications of convolutions are counted
+    """
+    made = copy.deepcopy(model)
+    names = {module: name for name, module in made.named_modules()}
+    shared = {p for p, n in _uses(made).items() if n > 1}
+    removed: dict[str, int] = {}
+    sequences = [module for module in made.modules() if isinstance(module, nn.Sequential)]
+    changed = True
+    while changed:  # what goes may leave others with nothing above them
+        changed = False
+        for sequence in sequences:
+            for below, between, above in _pairs(sequence, shared):
+                gone = _remove(below, between, above)
+                if gone:
+                    removed[names[below]] = removed.get(names[below], 0) + gone
+                    changed = True
+    ranks: dict[str, int] = {}
+    for name, module in list(made.named_modules()):
+        if isinstance(module, nn.Linear) and not shared.intersection(module.parameters()):
+            split = _split(module)
+            if split is not None and name:
+                owner, _, last = name.rpartition(".")
+                setattr(made.get_submodule(owner), last, split)
+                ranks[name] = split[0].out_features
+            elif split is not None:
+                made, ranks[name] = split, split[0].out_features
+    return made, Report(size(model, example), size(made, example), removed, ranks)
+
+
+def size(model: nn.Module, example: Tensor | None = None) -> Size:
+    """Count a network's parameters, their bytes, and the products that one sample takes."""
+    parameters = list(model.parameters())
+    count = sum(p.numel() for p in parameters)
+    bytes_ = sum(p.numel() * p.element_size() for p in parameters)
+    return Size(count, bytes_, _multiplications(model, example))
+
+
+def _multiplications(model: nn.Module, example: Tensor | None) -> int | None:
+    layers = [module for module in model.modules() if isinstance(module, _Layer)]
+    if example is None:
+        if any(isinstance(layer, nn.Conv2d) for layer in layers):
+            return None
+        return sum(layer.weight.numel() for layer in layers)
+    found: list[int] = []
+
+    def count(layer: nn.Module, _: object, output: Tensor) -> None:
+        assert isinstance(layer, _Layer)
+        places = output.numel() // len(output) // layer.weight.shape[0]
+        found.append(places * layer.weight.numel())
+
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.eval()(example[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return sum(found)
+
+
+def _uses(model: nn.Module) -> dict[nn.Parameter, int]:
+    """How often each weight is named in a model, the same layer under two names counting twice."""
+    counts: dict[nn.Parameter, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        counts[parameter] = counts.get(parameter, 0) + 1
+    return counts
+
+
+def _pairs(
+    sequence: nn.Sequential, shared: set[nn.Parameter]
+) -> Iterator[tuple[_Layer, list[nn.Module], _Layer]]:
+    """Two layers with nothing between them but what treats units one by one."""
+    below: _Layer | None = None
+    between: list[nn.Module] = []
+    for module in sequence:
+        if shared.intersection(module.parameters()):
+            below = None
+        elif isinstance(module, _Layer) and getattr(module, "groups", 1) == 1:
+            if below is not None:
+                yield below, between, module
+            below, between = module, []
+        elif below is not None and _unitwise(module):
+            between.append(module)
+        else:
+            below = None
+
+
+def _unitwise(module: nn.Module) -> bool:
+    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+        return module.running_mean is not None
+    if isinstance(module, nn.Flatten):
+        return (module.start_dim, module.end_dim) == (1, -1)
+    if isinstance(module, nn.AvgPool2d):
+        return module.padding in (0, (0, 0)) and not module.ceil_mode
+    if isinstance(module, _PASSING):
+        return True
+    try:
+        return is_activation(module) and from_module(module).elementwise
+    except ValueError:  # known, but not monotone: GELU, SiLU
+        return False
+
+
+def _remove(below: _Layer, between: list[nn.Module], above: _Layer) -> int:
+    """Take the dead units between two layers out, in place; how many there were."""
+    n = below.weight.shape[0]
+    silent = below.weight.flatten(1).abs().amax(1) == 0
+    times = above.weight.shape[1] // n  # places of a channel that flattening made units
+    unread = above.weight.movedim(1, 0).reshape(n, -1).abs().amax(1) == 0
+    said = _constants(below, between, times)
+    padded = isinstance(above, nn.Conv2d) and above.padding not in (0, (0, 0), "valid")
+    if padded:  # a constant is none where the padding begins
+        silent &= said.reshape(n, times).abs().amax(1) == 0
+    gone = silent | unread
+    if bool(gone.all()):
+        gone[0] = False  # a layer of nothing is none
+    if not bool(gone.any()):
+        return 0
+    folded = (gone & ~unread).repeat_interleave(times)
+    _fold(above, torch.where(folded, said, 0))
+    kept = ~gone
+    below.weight = nn.Parameter(below.weight[kept], below.weight.requires_grad)
+    if below.bias is not None:
+        below.bias = nn.Parameter(below.bias[kept], below.bias.requires_grad)
+    for module in between:
+        if isinstance(module, nn.Flatten):
+            kept = kept.repeat_interleave(times)
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            _thin(module, kept)
+    kept = (~gone).repeat_interleave(times)
+    above.weight = nn.Parameter(above.weight[:, kept], above.weight.requires_grad)
+    _set_sizes(below)
+    _set_sizes(above)
+    return int(gone.sum())
+
+
+def _constants(below: _Layer, between: list[nn.Module], times: int) -> Tensor:
+    """What every unit above says if nothing but its bias comes in."""
+    said = below.weight.new_zeros(below.weight.shape[0]) if below.bias is None else below.bias
+    for module in between:
+        if isinstance(module, nn.Flatten):
+            said = said.repeat_interleave(times)
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            said = (said - module.running_mean) / (module.running_var + module.eps).sqrt()
+            if module.weight is not None:
+                said = said * module.weight + module.bias
+        elif is_activation(module):
+            said = module(said[None])[0]
+    return said
+
+
+def _fold(above: _Layer, constants: Tensor) -> None:
+    """Add what constant inputs bring to the bias of a layer."""
+    share = above.weight.flatten(2).sum(2) if isinstance(above, nn.Conv2d) else above.weight
+    change = share @ constants
+    if above.bias is not None:
+        above.bias.add_(change)
+    elif bool((change != 0).any()):
+        above.bias = nn.Parameter(change)
+
+
+def _thin(norm: nn.BatchNorm1d | nn.BatchNorm2d, kept: Tensor) -> None:
+    norm.num_features = int(kept.sum())
+    if norm.weight is not None:
+        norm.weight = nn.Parameter(norm.weight[kept], norm.weight.requires_grad)
+        norm.bias = nn.Parameter(norm.bias[kept], norm.bias.requires_grad)
+    assert norm.running_mean is not None and norm.running_var is not None
+    norm.running_mean, norm.running_var = norm.running_mean[kept], norm.running_var[kept]
+
+
+def _set_sizes(layer: _Layer) -> None:
+    outputs, inputs = layer.weight.shape[:2]
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = outputs, inputs
+    else:
+        layer.out_channels, layer.in_channels = outputs, inputs
+
+
+def _split(layer: nn.Linear) -> nn.Sequential | None:
+    """Two layers in place of one of low rank, if they hold fewer weights than it has."""
+    W = layer.weight
+    U, S, V = torch.linalg.svd(W.double(), full_matrices=False)
+    rounding = 10 * max(W.shape) * torch.finfo(W.dtype).eps * S[0]
+    rank = max(int((rounding < S).sum()), 1)
+    if rank * sum(W.shape) >= int(torch.count_nonzero(W)):
+        return None
+    options = {"dtype": W.dtype, "device": W.device}
+    lower = nn.Linear(layer.in_features, rank, bias=False, **options)  # type: ignore[arg-type]
+    upper = nn.Linear(rank, layer.out_features, layer.bias is not None, **options)  # type: ignore[arg-type]
+    root = S[:rank].sqrt()
+    lower.weight.copy_(root[:, None] * V[:rank])
+    upper.weight.copy_(U[:, :rank] * root)
+    if layer.bias is not None:
+        upper.bias.copy_(layer.bias)
+    return nn.Sequential(lower, upper).train(layer.training)

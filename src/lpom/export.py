@@ -1,0 +1,182 @@
+"""Trained networks for other programs: ONNX for any network, NIR for networks of steps."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lpom.activations import Identity, Sign, Step, from_module, is_activation
+from lpom.checks import require
+from lpom.exceptions import LPOMError
+
+#: Rows that may differ from torch's where a jump turns rounding into another state.
+TURNED = 0.01
+
+
+class ExportError(LPOMError, ValueError):
+    """A file that cannot be written, or that does not say what the network says."""
+
+
+def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
+    """Write a network as ONNX, for batches of any size, and run it to see that it is the same.
+
+    Outputs for ``example`` must be torch's to rounding, by onnxruntime on the processor; of a
+    network with jumps one row in a hundred may fall on the other side of one.
+
+    Parameters
+    ----------
+    example : a batch of inputs
+    """
+    require("onnxscript", "writing ONNX", "'lpom[onnx]'")
+    runtime = require("onnxruntime", "checking an ONNX file", "'lpom[onnx]'")
+    path = Path(path)
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch's exporter, on its own doings
+            torch.onnx.export(
+                model,
+                (example,),
+                path,
+                dynamo=True,
+                external_data=False,
+                input_names=["inputs"],
+                output_names=["outputs"],
+                dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
+                verbose=False,
+            )
+        with torch.no_grad():
+            wanted = model(example).cpu().numpy()
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"inputs": example.detach().cpu().numpy()})
+    apart = ~np.isclose(found, wanted, rtol=1e-3, atol=1e-4 * max(float(abs(wanted).max()), 1e-6))
+    share = float(apart.reshape(len(apart), -1).any(axis=1).mean())
+    if share > TURNED:
+        raise ExportError(
+            f"{path} was written, but onnxruntime gives other outputs than torch for {share:.1%} "
+            "of the rows of the example; do not use it."
+        )
+    return path
+
+
+def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
+    r"""Write a network of steps in NIR, the format of neuromorphic hardware and its simulators.
+
+    The network is a Sequential of Linear, Conv2d, Flatten and batch norm, with step or sign between
+    them. Batch norm goes into the layer below. A step is a Threshold node; so is a sign, as
+    :math:`2 s - 1` with the step s, whose factor and shift go into the layer above.
+
+    Parameters
+    ----------
+    example : a batch of inputs, for the shapes of the nodes
+    """
+    nir = require("nir", "writing NIR", "'lpom[nir]'")
+    if not isinstance(model, nn.Sequential):
+        raise ExportError(f"NIR is written of an nn.Sequential, not of {type(model).__name__}.")
+    values, shapes = example[:1], [tuple(example.shape[1:])]
+    nodes: list[Any] = [nir.Input({"input": np.array(shapes[0])})]
+    layer: tuple[nn.Module, Tensor, Tensor] | None = None  # one that is not written yet
+    signed = False  # whether its inputs are those of a sign
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+
+    def written() -> None:
+        nonlocal layer
+        if layer is not None:
+            nodes.append(_node(nir, *layer, shapes[-2]))
+            layer = None
+
+    try:
+        with torch.no_grad():
+            for name, module in zip(model._modules, model, strict=True):  # one may stand twice
+                values = module(values)
+                match module:
+                    case nn.Linear() | nn.Conv2d():
+                        written()
+                        shapes.append(tuple(values.shape[1:]))
+                        layer = module, *_weights(module, signed, name)
+                        signed = False
+                    case nn.BatchNorm1d() | nn.BatchNorm2d() if layer is not None:
+                        layer = layer[0], *_normalised(module, layer[1], layer[2])
+                    case nn.Flatten():
+                        written()
+                        kind = {"input": np.array(shapes[-1])}
+                        nodes.append(nir.Flatten(kind, start_dim=0, end_dim=-1))
+                        shapes.append(tuple(values.shape[1:]))
+                    case nn.Dropout() | nn.Identity():
+                        pass
+                    case _:
+                        written()
+                        signed = _is_sign(module, name)
+                        # NIR's threshold is passed, ours is reached
+                        least = np.nextafter(np.float32(0), np.float32(-1))
+                        nodes.append(nir.Threshold(np.full(values.shape[1:], least)))
+            written()
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+    if signed:
+        raise ExportError("the outputs of the network are signs, which NIR has not; leave it out.")
+    nodes.append(nir.Output({"output": np.array(values.shape[1:])}))
+    nir.write(path, nir.NIRGraph.from_list(*nodes))
+    return Path(path)
+
+
+def _is_sign(module: nn.Module, name: str) -> bool:
+    activation = from_module(module) if is_activation(module) else None
+    if activation not in (Step(), Sign()):
+        raise ExportError(
+            f"NIR files are written of networks of steps and signs, Linear, Conv2d, Flatten and "
+            f"batch norm; {name} is {type(module).__name__}"
+            + (f" of {activation}." if activation not in (None, Identity()) else ".")
+        )
+    return activation == Sign()
+
+
+def _weights(layer: nn.Linear | nn.Conv2d, signed: bool, name: str) -> tuple[Tensor, Tensor]:
+    """Weights and bias; for inputs ``2 s - 1`` those that take ``s``."""
+    weight = layer.weight.detach()
+    bias = weight.new_zeros(len(weight)) if layer.bias is None else layer.bias.detach()
+    if not signed:
+        return weight, bias
+    if isinstance(layer, nn.Conv2d) and layer.padding not in (0, (0, 0), "valid"):
+        raise ExportError(
+            f"{name} pads the signs below it with zeros, and of steps these would be minus ones; "
+            "use step in place of sign, or no padding."
+        )
+    return 2 * weight, bias - weight.flatten(1).sum(1)
+
+
+def _normalised(
+    norm: nn.BatchNorm1d | nn.BatchNorm2d, weight: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    if norm.running_mean is None or norm.running_var is None:
+        raise ExportError("batch norm without running statistics has no fixed weights to write.")
+    factor = 1 / (norm.running_var + norm.eps).sqrt()
+    shift = bias - norm.running_mean
+    if norm.weight is not None:
+        factor = factor * norm.weight
+        return weight * _per_output(factor, weight), shift * factor + norm.bias
+    return weight * _per_output(factor, weight), shift * factor
+
+
+def _per_output(factor: Tensor, weight: Tensor) -> Tensor:
+    return factor.view(-1, *[1] * (weight.ndim - 1))
+
+
+def _node(nir: Any, layer: nn.Module, weight: Tensor, bias: Tensor, shape: tuple[int, ...]) -> Any:
+    matrix, shift = weight.cpu().numpy(), bias.cpu().numpy()
+    if isinstance(layer, nn.Linear):
+        return nir.Affine(matrix, shift)
+    assert isinstance(layer, nn.Conv2d)
+    options = layer.stride, layer.padding, layer.dilation, layer.groups
+    return nir.Conv2d(shape[-2:], matrix, *options, shift)
