@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +32,8 @@ ROWS = 100
 LOSS = losses.get("cross-entropy")
 
 
-def step(method: Method, model: nn.Module, batch: Batch) -> Tensor:  # type: ignore[type-arg]
-    """How far a method with a learning rate of 1 moves all weights, in double precision."""
+def step(method: Method[Any], model: nn.Module, batch: Batch) -> Tensor:
+    """How a method moves all weights, which are put back."""
     problem = Problem.of(model, LOSS)
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     method.step(problem, batch, method.init(problem))
@@ -83,11 +84,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0,1,2")
     seeds = [int(seed) for seed in parser.parse_args().seeds.split(",")]
+    network, drawn = "-".join(map(str, SIZES)), ", ".join(map(str, seeds))
     text = (
         "<!-- Made by experiments/cosine.py; do not edit. -->\n\n"
-        f"Cosine of the angle between the two steps, {'-'.join(map(str, SIZES))}, cross-entropy, "
-        f"{ROWS} rows of the\ndigits, double precision; mean over seeds {', '.join(map(str, seeds))}"
-        ".\n\n" + table(seeds)
+        f"Cosine of the angle between the two steps, {network}, cross-entropy, {ROWS} rows of the\n"
+        f"digits, double precision; mean over seeds {drawn}.\n\n{table(seeds)}"
     )
     write_atomically(HERE.parent / "docs" / "cosine.md", text.encode())
 

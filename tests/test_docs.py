@@ -111,10 +111,10 @@ def test_each_extension_is_a_new_file_and_an_entry_in_one_list(tmp_path):
 def commands(text):
     """Calls of lpom in a block of shell code, as lists of words."""
     for line in text.splitlines():
-        for part in shlex.split(line, comments=True) and line.partition("#")[0].split("&&"):
-            words = shlex.split(part)
-            if words and words[0] == "lpom":
-                yield words[1:]
+        for part in line.partition("#")[0].split("&&"):
+            name, *words = shlex.split(part) or [""]
+            if name == "lpom":
+                yield words
 
 
 @pytest.mark.parametrize("code", parametrized(PAGES, "sh"))
@@ -140,3 +140,12 @@ def test_every_page_is_in_the_table_of_contents():
     named = set(re.findall(r"^([a-z/]+)$", contents, re.M))
     parts = {"index", "cosine"}  # the page itself, and part of another
     assert {page.stem for page in PAGES if page != README} - parts == named - {"reference/index"}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((ROOT / "experiments").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (page.parent / link).exists()] == []
