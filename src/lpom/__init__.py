@@ -12,6 +12,7 @@ from lpom.exceptions import (
     LPOMError,
     UntrainableError,
 )
+from lpom.lift import Lifted, lift, unlift
 from lpom.methods import LPOM
 from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
 from lpom.networks.mlp import mlp
@@ -37,6 +38,7 @@ __all__ = [
     "Exact",
     "History",
     "LPOMError",
+    "Lifted",
     "MLPClassifier",
     "MLPRegressor",
     "Result",
@@ -48,12 +50,14 @@ __all__ = [
     "diagnose",
     "evaluate",
     "fit",
+    "lift",
     "losses",
     "methods",
     "mlp",
     "networks",
     "objective",
     "saving",
+    "unlift",
 ]
 
 #: Loaded when asked for: they need more than torch.

@@ -193,8 +193,12 @@ def edge_norm(
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
         probe = torch.zeros_like(Z).requires_grad_()
-        (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True)  # A^T as a function
+        back = None
+        if Z.requires_grad:  # A^T as a function
+            (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True, allow_unused=True)
     norm = vector.new_zeros(())
+    if back is None:  # of this source it takes the size alone
+        return norm, vector
     for _ in range(iterations):
         (image,) = torch.autograd.grad(back, probe, vector, retain_graph=True)
         norm = torch.linalg.vector_norm(image)

@@ -32,6 +32,7 @@ from lpom.graph.operations import (
     call_name,
     module_name,
 )
+from lpom.graph.written import written_function, written_module
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -93,6 +94,26 @@ class _Tracer(fx.Tracer):
         if isinstance(m, activations.Elementwise):
             return True
         return super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        written = written_module(m)
+        if written is None:
+            return super().call_module(m, forward, args, kwargs)
+        if m._forward_hooks or m._forward_pre_hooks:
+            raise UntrainableError(
+                f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has forward "
+                "hooks, which would be passed over."
+            )
+        return written(m, *args, **kwargs)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
+    ) -> Any:
+        if kind == "call_function":
+            written = written_function(target, args, kwargs)
+            if written is not None:
+                return written(*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, *more, **named)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -182,7 +203,8 @@ class _Shaped(fx.Proxy):
         return self.ndim
 
     def __len__(self) -> int:
-        size = self.size(0)
+        parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
+        size = self.size(0) if parts is None else parts
         if isinstance(size, int):
             return size
         raise fx.proxy.TraceError("len() of a tensor is the size of the batch")
@@ -279,7 +301,6 @@ class _Builder:
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
-        self._expand()
         self._swap_pooling()
         self._follow()
         self._mark_shared()
@@ -334,69 +355,10 @@ class _Builder:
         module = self._module(node)
         return module_name(module) or type(module).__name__
 
-    def _expand(self) -> None:
-        """Write modules that are an activation and more in terms of simpler calls."""
-        for node in list(self.traced.nodes):
-            if node.op != "call_module":
-                continue
-            module = self._module(node)
-            if isinstance(module, nn.PReLU):
-                self._replace(node, self._prelu(node, module))
-            elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm) and any(
-                True for _ in module.parameters()
-            ):
-                self._replace(node, self._norm(node, module))
-
-    def _replace(self, node: fx.Node, new: fx.Node) -> None:
-        node.replace_all_uses_with(new)
-        self.traced.erase_node(node)
-
     def _call(self, near: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         made = self.traced.call_function(target, args, kwargs)
         self.lines[made] = self.lines.get(near, "")
         return made
-
-    def _attribute(self, near: fx.Node, name: str) -> fx.Node:
-        made = self.traced.create_node("get_attr", f"{near.target}.{name}")
-        self.lines[made] = self.lines.get(near, "")
-        return made
-
-    def _prelu(self, node: fx.Node, module: nn.PReLU) -> fx.Node:
-        """``relu(z) - a relu(-z)``: two states, and the slope a weight of the edge above."""
-        z = node.args[0]
-        with self.traced.inserting_before(node):
-            up = self._call(node, torch.relu, z)
-            down = self._call(node, torch.relu, self._call(node, operator.neg, z))
-            slope = self._attribute(node, "weight")
-            if module.num_parameters > 1:
-                slope = self._call(node, _per_channel, slope, down)
-            return self._call(node, operator.sub, up, self._call(node, operator.mul, slope, down))
-
-    def _norm(self, node: fx.Node, module: nn.Module) -> fx.Node:
-        """The normalisation is an activation; its scale and shift belong to the edge above."""
-        z = node.args[0]
-        with self.traced.inserting_before(node):
-            if isinstance(module, nn.GroupNorm):
-                x = self._call(
-                    node, nn.functional.group_norm, z, module.num_groups, None, None, module.eps
-                )
-                around: Callable[[fx.Node], fx.Node] = lambda p: self._call(  # noqa: E731
-                    node, _per_channel, p, x
-                )
-            elif isinstance(module, nn.LayerNorm):
-                shape = tuple(module.normalized_shape)
-                x = self._call(node, nn.functional.layer_norm, z, shape, None, None, module.eps)
-                around = lambda p: p  # noqa: E731
-            else:
-                assert isinstance(module, nn.RMSNorm)
-                shape = tuple(module.normalized_shape)
-                x = self._call(node, nn.functional.rms_norm, z, shape, None, module.eps)
-                around = lambda p: p  # noqa: E731
-            if module.weight is not None:
-                x = self._call(node, operator.mul, x, around(self._attribute(node, "weight")))
-            if getattr(module, "bias", None) is not None:
-                x = self._call(node, operator.add, x, around(self._attribute(node, "bias")))
-            return x
 
     def _swap_pooling(self) -> None:
         """Max-pooling commutes with every non-decreasing function: put it below, on fewer states."""
@@ -654,14 +616,6 @@ def _is_computed(module: nn.Module) -> bool:
 
 def _in_place(node: fx.Node) -> bool:
     return str(node.target).endswith("_") and not str(node.target).endswith("__")
-
-
-def _per_channel(parameter: Tensor, x: Tensor) -> Tensor:
-    """One number per channel, shaped to be multiplied with ``x`` of shape (m, channels, ...)."""
-    return parameter.view(-1, *[1] * (x.ndim - 2))
-
-
-_per_channel.__name__ = "view"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,290 @@
+r"""LPOM's step as a backward rule: for other people's loops, and models too dynamic to trace.
+
+One interleaved sweep is back-propagation in which every activation answers what comes down to it,
+
+.. math:: g \;\mapsto\; \mu' (\phi(z) - \phi(z - g / \mu')) \quad\text{in place of}\quad \phi'(z) g
+
+with :math:`\mu' = \mu` for the gradient of one sample. A loss that is a mean over m samples sends
+down one m-th of that, so :math:`\mu' = \mu / m`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lpom import activations
+from lpom.activations import Activation, Identity
+from lpom.activations.base import apply
+from lpom.checks import check_choice, check_number
+from lpom.exceptions import UntrainableError
+from lpom.graph.operations import AFFINE, CONSTANTS, SHAPES, call_name
+from lpom.graph.written import written_function
+
+#: What is neither an activation nor in the tracer's table, but needs no remark.
+_PLAIN = frozenset(
+    "set requires_grad retain_grad backward cross_entropy binary_cross_entropy_with_logits nll_loss "
+    "eq ne lt le gt ge and or not invert isnan isinf argmax argmin any all item tolist data type cpu "
+    "cuda device dtype is_floating_point setitem format repr bool scaled_dot_product_attention".split()
+)
+
+
+def lift(
+    model: nn.Module,
+    mu: float = 20.0,
+    *,
+    reduction: str = "mean",
+    batch_dims: int = 1,
+    width: float = 2.0,
+    strict: bool = False,
+) -> Lifted:
+    r"""The same module, with LPOM's rule in place of the derivative of every activation.
+
+    Any loop then trains it by LPOM. The weights stay those of ``model``; modules and functional
+    calls are lifted alike, whoever wrote the class they stand in, while the model runs.
+
+    Parameters
+    ----------
+    model : any torch module; it stays as it is, and `unlift` gives it back
+    mu : weight of every gap
+    reduction : {"mean", "sum"}
+        Whether the loss is averaged over the samples or added up.
+    batch_dims : int
+        How many dimensions of the input are averaged over, from the first: 1 for a prediction per
+        sample, 2 for one at every step of (m, steps, ...).
+    width : float
+        Where an activation jumps, the state moves as if the jump were a ramp of this width.
+    strict : bool
+        Refuse what can't be lifted (GELU, SiLU, ...), when the model first runs into it. Else it
+        keeps its own derivative, and `Lifted.report` lists it.
+
+    Notes
+    -----
+    Whatever the loss is multiplied by before ``backward()`` goes into the attribute ``scale``,
+    so that mu keeps its meaning: 1 / k with gradients accumulated over k batches of a mean loss,
+    ``scaler.get_scale()`` with mixed precision; with steps that a mask leaves out of the mean, the
+    number of all steps over the number of those that count.
+
+    Examples
+    --------
+    >>> lifted = lift(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> x = torch.randn(4, 2)
+    >>> ((lifted(x) - x[:, :1]) ** 2).mean().backward()
+    >>> print(lifted.report())
+    lifted: tanh (1)
+    """
+    return Lifted(
+        unlift(model), mu, reduction=reduction, batch_dims=batch_dims, width=width, strict=strict
+    )
+
+
+def unlift(model: nn.Module) -> nn.Module:
+    """The plain module inside a lifted one, whose weights it has; others are returned as they are."""
+    return model.module if isinstance(model, Lifted) else model
+
+
+@final
+class Lifted(nn.Module):
+    """A module that runs as ``module`` does and is differentiated by LPOM's rule; see `lift`.
+
+    Names of weights in ``state_dict`` and attributes are those of ``module``. Where no gradients
+    are wanted, and in torch.export, it is the plain module.
+
+    Attributes
+    ----------
+    module : the plain one
+    scale : what the loss is multiplied by before ``backward()``
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mu: float = 20.0,
+        *,
+        reduction: str = "mean",
+        batch_dims: int = 1,
+        width: float = 2.0,
+        strict: bool = False,
+    ) -> None:
+        super().__init__()
+        check_number("mu", mu)
+        check_number("width", width)
+        check_number("batch_dims", batch_dims, whole=True)
+        check_choice("reduction", reduction, ("mean", "sum"))
+        self.module = module
+        self.mu, self.reduction, self.batch_dims = mu, reduction, batch_dims
+        self.width, self.strict, self.scale = width, strict, 1.0
+        self._lifted: dict[str, int] = {}
+        self._kept: dict[str, str] = {}
+        self.register_state_dict_post_hook(_without_prefix)
+        self.register_load_state_dict_pre_hook(_with_prefix)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
+            return self.module(*args, **kwargs)
+        self._lifted, self._kept = {}, {}
+        rule = _Lifting(self._strength(args, kwargs), self.width, self._lifted, self._kept)
+        with rule:
+            outputs = self.module(*args, **kwargs)
+        if self.strict and self._kept:
+            name, reason = next(iter(self._kept.items()))
+            raise UntrainableError(
+                f"{name} can't be lifted: {reason} With strict=False it keeps its own derivative."
+            )
+        return outputs
+
+    def report(self) -> str:
+        """What the last pass with gradients lifted, and what kept its own derivative and why."""
+        if not self._lifted and not self._kept:
+            return "nothing lifted yet: call the model on a batch first"
+        done = [f"{name} ({count})" for name, count in self._lifted.items()]
+        lines = [f"lifted: {', '.join(done) or 'nothing'}"]
+        lines += [f"kept its own derivative: {name}: {why}" for name, why in self._kept.items()]
+        return "\n".join(lines)
+
+    def extra_repr(self) -> str:
+        return f"mu={self.mu:g}, reduction={self.reduction!r}, scale={self.scale:g}"
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":  # before it is there, as when a copy is made
+                raise
+            return getattr(self.module, name)
+
+    def _strength(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
+        """mu', which weighs the gap of a gradient as it comes down."""
+        if self.reduction == "sum":
+            return self.mu * self.scale
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, nn.utils.rnn.PackedSequence):
+                given = given.batch_sizes[0] if self.batch_dims == 1 else given.data
+                return self.mu * self.scale / (int(given) if given.ndim == 0 else len(given))
+            if isinstance(given, Tensor) and given.ndim >= self.batch_dims:
+                count = 1
+                for size in given.shape[: self.batch_dims]:
+                    count *= size
+                return self.mu * self.scale / count
+        raise TypeError(
+            "a lifted model takes the size of the batch from its first tensor, but it was called "
+            "without any; give it one, or lift with reduction='sum'."
+        )
+
+
+class _Lifting(TorchFunctionMode):
+    """While it is on, activations are lifted, and what has activations inside is written out."""
+
+    def __init__(
+        self, strength: float, width: float, lifted: dict[str, int], kept: dict[str, str]
+    ) -> None:
+        super().__init__()
+        self.strength, self.width = strength, width
+        self.lifted, self.kept = lifted, kept
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if func is apply:
+            return self._answer(args[1], args[0])
+        written = written_function(func, args, named)
+        if written is not None:
+            with self:
+                return written(*args, **named)
+        z = args[0] if args else named.get("input")
+        if not isinstance(z, Tensor) or not z.requires_grad:
+            return func(*args, **named)
+        name = call_name(func)
+        if name in _UNREMARKABLE:
+            return func(*args, **named)
+        try:
+            activation = _activation(name, args[1:], named)
+        except ValueError as error:
+            self.kept.setdefault(name, str(error))
+            return func(*args, **named)
+        if activation is None:
+            outputs = func(*args, **named)
+            if isinstance(outputs, Tensor) and outputs.requires_grad:
+                self.kept.setdefault(name, "lpom knows it neither as affine nor as an activation.")
+            return outputs
+        for option in (*args[1:], *named.values()):
+            if isinstance(option, torch.dtype):
+                z = z.to(option)
+        in_place = named.get("inplace") or getattr(func, "__name__", "").endswith("_")
+        if in_place:
+            return z.copy_(self._answer(z.clone(), activation))
+        return self._answer(z, activation)
+
+    def _answer(self, z: Tensor, activation: Activation) -> Tensor:
+        if not z.requires_grad or activation == Identity():
+            return activation.phi(z)
+        self.lifted[activation.name] = self.lifted.get(activation.name, 0) + 1
+        answered: Tensor = _Answer.apply(z, activation, self.strength, self.width)
+        return answered
+
+
+_UNREMARKABLE = (AFFINE | SHAPES | CONSTANTS | _PLAIN) - {"dropout_off"}
+
+
+def _activation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Activation | None:
+    options = {k: _fixed(v) for k, v in kwargs.items() if k not in ("input", "dtype")}
+    rest = tuple(_fixed(a) for a in args if not isinstance(a, torch.dtype))
+    if any(isinstance(a, Tensor) for a in (*rest, *options.values())):
+        return activations.from_call(name, rest, options)
+    return _known(name, rest, tuple(options.items()))
+
+
+@lru_cache(maxsize=256)
+def _known(
+    name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
+) -> Activation | None:
+    return activations.from_call(name, args, dict(kwargs))
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class _Answer(torch.autograd.Function):
+    r""":math:`\phi(z)`; backwards :math:`\mu' (\phi(z) - \phi(z - g / \mu'))`.
+
+    In half precision the difference of two near numbers would be lost, so it is taken in float32.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(z: Tensor, activation: Activation, strength: float, width: float) -> Tensor:
+        x = activation.phi(z)
+        return x.view_as(x) if x is z else x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        z, ctx.activation, ctx.strength, ctx.width = inputs
+        ctx.save_for_backward(z)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        (z,) = ctx.saved_tensors
+        wide = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
+        soft = ctx.activation.smoothed(ctx.width)
+        answer = soft.response(wide, g.to(wide.dtype) / ctx.strength) * ctx.strength
+        return answer.to(z.dtype), None, None, None
+
+
+def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
+    """Names as in the plain module, on the way out."""
+    for key in [key for key in state if key.startswith(f"{prefix}module.")]:
+        state[prefix + key.removeprefix(f"{prefix}module.")] = state.pop(key)
+
+
+def _with_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+    """Names as in the plain module, on the way in."""
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}module." + key.removeprefix(prefix)] = state.pop(key)
