@@ -257,17 +257,13 @@ class _Answer(torch.autograd.Function):
     In half precision the difference of two near numbers would be lost, so it is taken in float32.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(z: Tensor, activation: Activation, strength: float, width: float) -> Tensor:
-        x = activation.phi(z)
-        return x.view_as(x) if x is z else x
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        z, ctx.activation, ctx.strength, ctx.width = inputs
+    def forward(
+        ctx: Any, z: Tensor, activation: Activation, strength: float, width: float
+    ) -> Tensor:
         ctx.save_for_backward(z)
+        ctx.activation, ctx.strength, ctx.width = activation, strength, width
+        return activation.phi(z)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:

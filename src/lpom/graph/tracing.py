@@ -18,14 +18,16 @@ from torch.nn.parameter import UninitializedParameter
 from lpom import activations
 from lpom.activations import Activation, Identity
 from lpom.exceptions import UntrainableError
-from lpom.graph.edges import Edge, Step
+from lpom.graph.edges import Edge, Part, Step
 from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
     CONSTANTS,
+    PIECES,
     PRODUCTS,
     QUOTIENTS,
     SHAPES,
+    SPLITS,
     SWITCHES,
     VIEWS,
     WEIGHTED,
@@ -459,8 +461,13 @@ class _Builder:
         live = [n for n in node.all_input_nodes if self.values[n].live]
         factors = [a for a in fx.node.map_aggregate(list(node.args), lambda a: a) if a in live]
         if len(live) > 1 or len(factors) > len(live):
-            cut = [n for n in live if n not in self.activations]
-            twice = [n for n in live if factors.count(n) > 1]
+            heads = [self._viewed(n) for n in live]
+            cut = [n for n, head in zip(live, heads, strict=True) if head is None]
+            twice = [
+                n
+                for k, n in enumerate(live)
+                if factors.count(n) > 1 or (heads[k] is not None and heads[k] in heads[:k])
+            ]
             for n in [*cut, *twice]:
                 self._mark(n, node)
             return bool(cut or twice)
@@ -468,6 +475,14 @@ class _Builder:
             self._mark(live[0], node)
             return True
         return False
+
+    def _viewed(self, node: Any) -> fx.Node | None:
+        """The state that a value is but a view of."""
+        while isinstance(node, fx.Node) and node not in self.activations:
+            if self._name_or_nothing(node) not in VIEWS or len(node.all_input_nodes) > 1:
+                return None
+            node = node.args[0] if node.args else None
+        return node if isinstance(node, fx.Node) else None
 
     def _mark(self, value: fx.Node, user: fx.Node | None) -> fx.Node:
         """Put an identity node on a value: for all its users, or for one of them."""
@@ -531,7 +546,9 @@ class _Builder:
                 queue += node.all_input_nodes
         order = [n for n in self.traced.nodes if n in needed]
         inputs = tuple(sorted(sources, key=index.__getitem__))
-        steps = tuple(self._step(n) for n in order)
+        pieces = {n: self._pieces(n, needed, result) for n in inputs if index[n]}
+        apart = {n for chains in pieces.values() for chain in chains for n in chain}
+        steps = tuple(self._step(n) for n in order if n not in apart)
         parameters, names = self._parameters(order)
         products = [n for n in order if self._name_or_nothing(n) in PRODUCTS]
         return Edge(
@@ -546,6 +563,46 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
+            parts=tuple(
+                Part(index[n], self._view(chain))
+                for n, chains in pieces.items()
+                for chain in chains
+            ),
+        )
+
+    def _pieces(
+        self, source: fx.Node, needed: set[fx.Node], result: fx.Node
+    ) -> list[list[fx.Node]]:
+        """The chains of views by which all that an edge reads of a source is pieces of it."""
+
+        def follow(node: fx.Node, chain: list[fx.Node]) -> list[list[fx.Node]] | None:
+            users = [user for user in node.users if user in needed]
+            if node is not result and users and all(self._is_piece(user) for user in users):
+                found = [follow(user, [*chain, user]) for user in users]
+                return None if None in found else [c for chains in found for c in chains or ()]
+            return None if not chain or self._name(node) in SPLITS else [chain]
+
+        return follow(source, []) or []
+
+    def _view(self, chain: list[fx.Node]) -> tuple[Step, ...]:
+        """The steps of a chain; one of all slices is selected without making the others."""
+        steps: list[Step] = []
+        for node in chain:
+            step, below = self._step(node), steps[-1] if steps else None
+            if below is not None and self._name(below.out) == "unbind":
+                dim = below.kwargs.get("dim", below.args[1] if len(below.args) > 1 else 0)
+                steps[-1] = Step(node, torch.select, (below.args[0], dim, node.args[1]), {})
+            else:
+                steps.append(step)
+        return tuple(steps)
+
+    def _is_piece(self, node: fx.Node) -> bool:
+        if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
+            return False
+        given: list[Any] = []
+        fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
+        return not any(isinstance(a, list) for a in node.args[1:]) and not any(
+            isinstance(a, Tensor) for a in given
         )
 
     def _step(self, node: fx.Node) -> Step:
