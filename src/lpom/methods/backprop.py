@@ -67,10 +67,9 @@ class Backprop(Method[OptimizerState]):
             X = problem.model(batch.inputs)
         outputs = X.detach()
         pull = problem.loss.gradient(outputs, batch.target)
-        if batch.weight is None:
-            pull = pull / len(batch)
-        else:
-            pull = pull * (batch.weight / batch.total_weight)[:, None]
+        pull = pull / batch.total
+        if batch.weight is not None:
+            pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
         X.backward(pull)
         optimizer.step()
         return outputs

@@ -249,8 +249,7 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            total = len(batch) if batch.weight is None else batch.total_weight
-            states.carry_back(node, residual, batch.weight, total)
+            states.carry_back(node, residual, batch.weight, batch.total)
             return
         states.pull_back(node, residual)
         for block in state.blocks:
