@@ -10,7 +10,7 @@ down one m-th of that, so :math:`\mu' = \mu / m`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, final
 
@@ -26,11 +26,20 @@ from lpom.exceptions import UntrainableError
 from lpom.graph.operations import AFFINE, CONSTANTS, SHAPES, call_name
 from lpom.graph.written import written_function
 
+#: Every function and method of torch that is an activation, or looks like one, by its name.
+_ACTIVATIONS: dict[Any, str] = {
+    getattr(owner, form): name
+    for name in activations.call_names()
+    for owner in (torch, torch.special, torch.nn.functional, Tensor)
+    for form in (name, f"{name}_", f"__{name}__")
+    if callable(getattr(owner, form, None))
+}
+#: Those that write over their input whatever they are given.
+_IN_PLACE = frozenset(f for f in _ACTIVATIONS if f.__name__.rstrip("_") + "_" == f.__name__)
 #: What is neither an activation nor in the tracer's table, but needs no remark.
 _PLAIN = frozenset(
-    "set requires_grad retain_grad backward cross_entropy binary_cross_entropy_with_logits nll_loss "
-    "eq ne lt le gt ge and or not invert isnan isinf argmax argmin any all item tolist data type cpu "
-    "cuda device dtype is_floating_point setitem format repr bool scaled_dot_product_attention".split()
+    "set requires_grad retain_grad backward cross_entropy nll_loss mse_loss data item tolist "
+    "binary_cross_entropy_with_logits setitem format repr type cpu cuda".split()
 )
 
 
@@ -84,7 +93,7 @@ def lift(
 
 
 def unlift(model: nn.Module) -> nn.Module:
-    """The plain module inside a lifted one, whose weights it has; others are returned as they are."""
+    """The plain module inside a lifted one, whose weights it has; another is returned as it is."""
     return model.module if isinstance(model, Lifted) else model
 
 
@@ -121,8 +130,8 @@ class Lifted(nn.Module):
         self.width, self.strict, self.scale = width, strict, 1.0
         self._lifted: dict[str, int] = {}
         self._kept: dict[str, str] = {}
-        self.register_state_dict_post_hook(_without_prefix)
-        self.register_load_state_dict_pre_hook(_with_prefix)
+        self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
@@ -139,7 +148,10 @@ class Lifted(nn.Module):
         return outputs
 
     def report(self) -> str:
-        """What the last pass with gradients lifted, and what kept its own derivative and why."""
+        """What the last pass with gradients lifted, and what kept its own derivative and why.
+
+        A pass that torch.compile has made its own leaves no report.
+        """
         if not self._lifted and not self._kept:
             return "nothing lifted yet: call the model on a batch first"
         done = [f"{name} ({count})" for name, count in self._lifted.items()]
@@ -200,51 +212,64 @@ class _Lifting(TorchFunctionMode):
         z = args[0] if args else named.get("input")
         if not isinstance(z, Tensor) or not z.requires_grad:
             return func(*args, **named)
-        name = call_name(func)
-        if name in _UNREMARKABLE:
-            return func(*args, **named)
-        try:
-            activation = _activation(name, args[1:], named)
-        except ValueError as error:
-            self.kept.setdefault(name, str(error))
-            return func(*args, **named)
-        if activation is None:
+        name = _ACTIVATIONS.get(func)
+        if name is None:
             outputs = func(*args, **named)
-            if isinstance(outputs, Tensor) and outputs.requires_grad:
-                self.kept.setdefault(name, "lpom knows it neither as affine nor as an activation.")
+            if not torch.compiler.is_compiling():
+                self._remark(call_name(func), outputs)
             return outputs
+        activation = _activation(name, args[1:], named)
+        if not isinstance(activation, Activation):
+            self.kept.setdefault(name, activation)
+            return func(*args, **named)
         for option in (*args[1:], *named.values()):
             if isinstance(option, torch.dtype):
                 z = z.to(option)
-        in_place = named.get("inplace") or getattr(func, "__name__", "").endswith("_")
-        if in_place:
+        if func in _IN_PLACE or named.get("inplace"):
             return z.copy_(self._answer(z.clone(), activation))
         return self._answer(z, activation)
 
+    def _remark(self, name: str, outputs: Any) -> None:
+        """Note what bends the network and is not lifted."""
+        if name not in AFFINE | SHAPES | CONSTANTS | _PLAIN and isinstance(outputs, Tensor):
+            if outputs.requires_grad:
+                self.kept.setdefault(name, _UNKNOWN)
+
     def _answer(self, z: Tensor, activation: Activation) -> Tensor:
-        if not z.requires_grad or activation == Identity():
+        if not z.requires_grad or isinstance(activation, Identity):
             return activation.phi(z)
-        self.lifted[activation.name] = self.lifted.get(activation.name, 0) + 1
-        answered: Tensor = _Answer.apply(z, activation, self.strength, self.width)
-        return answered
+        if not torch.compiler.is_compiling():
+            self.lifted[activation.name] = self.lifted.get(activation.name, 0) + 1
+        answered = _Answer.apply(z, activation, self.strength, self.width)  # type: ignore[no-untyped-call]
+        return answered  # type: ignore[no-any-return]
 
 
-_UNREMARKABLE = (AFFINE | SHAPES | CONSTANTS | _PLAIN) - {"dropout_off"}
+_UNKNOWN = "lpom knows it neither as affine nor as an activation."
 
 
-def _activation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Activation | None:
+def _activation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Activation | str:
+    """What a call computes, or why that is not to be lifted."""
     options = {k: _fixed(v) for k, v in kwargs.items() if k not in ("input", "dtype")}
     rest = tuple(_fixed(a) for a in args if not isinstance(a, torch.dtype))
     if any(isinstance(a, Tensor) for a in (*rest, *options.values())):
-        return activations.from_call(name, rest, options)
-    return _known(name, rest, tuple(options.items()))
+        return _UNKNOWN
+    found: Activation | str = _known(name, rest, tuple(options.items()))
+    return found
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _known(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    return _found(name, args, kwargs)
 
 
 @lru_cache(maxsize=256)
-def _known(
+def _found(
     name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
-) -> Activation | None:
-    return activations.from_call(name, args, dict(kwargs))
+) -> Activation | str:
+    try:
+        return activations.from_call(name, args, dict(kwargs)) or _UNKNOWN
+    except ValueError as error:
+        return str(error)
 
 
 def _fixed(value: Any) -> Any:

@@ -351,6 +351,11 @@ def from_call(
     return call(*args, **named)
 
 
+def call_names() -> list[str]:
+    """Bare names of torch's functions for which `from_call` has an answer, or a reason why not."""
+    return [*_CALLS, *NOT_MONOTONE]
+
+
 def is_activation(module: nn.Module) -> bool:
     """Whether `from_module` has an answer: an activation, or the reason why this is none.
 

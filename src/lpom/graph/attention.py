@@ -125,12 +125,12 @@ def multi_head_attention_forward(
         biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, parts[i], biases[i]) for i, x in enumerate((query, key, value)))
     # (L, m, E) -> (m, heads, L, d)
-    q, k, v = (x.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    q, k, v = (torch.unflatten(x, -1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
     scores = (q * (1 / math.sqrt(embed_dim_to_check // num_heads))) @ k.transpose(-2, -1)
     if attn_mask is not None:
         attn_mask = _inverted(attn_mask)
         if attn_mask.dim() == 3:  # one for each head of each sample
-            attn_mask = attn_mask.unflatten(0, (-1, num_heads))
+            attn_mask = torch.unflatten(attn_mask, 0, (-1, num_heads))
         scores = masked(scores, attn_mask)
     if key_padding_mask is not None:
         scores = masked(scores, _inverted(key_padding_mask)[:, None, None])

@@ -180,7 +180,7 @@ def _function(mode: str) -> Callable[..., Any]:
             lines = torch.arange(counts[0], device=x.device)[:, None]
             alive = [lines < count for count in counts]
             x = torch.stack(
-                [F.pad(part, (0, 0, 0, counts[0] - len(part))) for part in x.split(counts)]
+                [F.pad(part, (0, 0, 0, counts[0] - len(part))) for part in torch.split(x, counts)]
             )
         output, ends = unrolled(
             cell,

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import nn
 
 from lpom.activations import Activation
-
-R = TypeVar("R", bound=nn.RNNBase)
 
 RELU_GAIN = math.sqrt(2.0)  # He et al. (2015): ReLU keeps half of the second moment
 
@@ -64,7 +61,9 @@ class Layers:
         self._draw(layer, n_inputs, gain)
         return layer
 
-    def recurrent(self, kind: type[R], n_inputs: int, width: int) -> R:
+    def recurrent(
+        self, kind: type[nn.RNN] | type[nn.LSTM], n_inputs: int, width: int
+    ) -> nn.RNN | nn.LSTM:
         """One layer over (m, steps, n_inputs), its recurrent matrices orthogonal."""
         layer = kind(n_inputs, width, batch_first=True, device="meta").to_empty(device="cpu")
         for name, parameter in layer.named_parameters():
@@ -73,7 +72,7 @@ class Layers:
             elif name.startswith("weight_ih"):
                 nn.init.normal_(parameter, std=1 / math.sqrt(n_inputs), generator=self.generator)
             else:
-                for square in parameter.detach().split(width):
+                for square in torch.split(parameter.detach(), width):
                     nn.init.orthogonal_(square, generator=self.generator)
         return layer
 

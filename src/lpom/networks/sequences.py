@@ -56,7 +56,8 @@ def char_transformer(
 
     The shape is that of a piece of the text, (length,), and there is an output per character.
     """
-    return CharTransformer(*input_shape, n_outputs, width, blocks, heads, Layers(seed))
+    (length,) = input_shape
+    return CharTransformer(length, n_outputs, width, blocks, heads, Layers(seed))
 
 
 class RowReader(nn.Module):
@@ -73,7 +74,7 @@ class RowReader(nn.Module):
         super().__init__()
         check_number("width", width, whole=True)
         channels, _, columns = input_shape
-        self.recurrent = layers.recurrent(kind, channels * columns, width)
+        self.recurrent: nn.RNNBase = layers.recurrent(kind, channels * columns, width)
         # hidden states of an LSTM begin at a fifth of the size of those of a tanh layer
         gain = 5.0 if kind is nn.LSTM else 1.5
         self.classifier = layers.linear(width, n_outputs, gain=gain)
@@ -193,6 +194,7 @@ class Attention(nn.Module):
         self.queries, self.keys, self.values = (layers.linear(width, width) for _ in range(3))
         self.choose = activation.to_module()
         self.out = layers.linear(width, width, gain=share)
+        self.after: Tensor | None
         after = torch.ones(causal_length, causal_length, dtype=torch.bool).triu(1)
         self.register_buffer("after", after if causal_length else None, persistent=False)
 
@@ -206,7 +208,7 @@ class Attention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """(m, steps, width) to (m, heads, steps, width / heads)."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return torch.unflatten(x, 2, (self.heads, -1)).transpose(1, 2)
 
 
 def rows(pictures: Tensor) -> Tensor:

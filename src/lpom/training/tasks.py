@@ -99,7 +99,7 @@ class Task:
             target = self.loss.left_out(self._target(y.masked_fill(outside, 0)), outside)
         else:
             target = self._target(y)
-        return target.unflatten(0, whole)
+        return torch.unflatten(target, 0, whole)
 
     def counts(self, target: Tensor) -> Tensor | None:
         """How many predictions of each sample count; None if there is one for each."""
