@@ -253,16 +253,11 @@ def _activation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     rest = tuple(_fixed(a) for a in args if not isinstance(a, torch.dtype))
     if any(isinstance(a, Tensor) for a in (*rest, *options.values())):
         return _UNKNOWN
-    found: Activation | str = _known(name, rest, tuple(options.items()))
-    return found
+    if torch.compiler.is_compiling():  # it looks into functions, not into caches
+        return _found(name, rest, tuple(options.items()))
+    return _cached(name, rest, tuple(options.items()))
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _known(name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
-    return _found(name, args, kwargs)
-
-
-@lru_cache(maxsize=256)
 def _found(
     name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> Activation | str:
@@ -270,6 +265,9 @@ def _found(
         return activations.from_call(name, args, dict(kwargs)) or _UNKNOWN
     except ValueError as error:
         return str(error)
+
+
+_cached = lru_cache(maxsize=256)(_found)
 
 
 def _fixed(value: Any) -> Any:
