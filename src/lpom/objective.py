@@ -179,6 +179,8 @@ def edge_norm(
     k = edge.sources.index(source)
     rows = slice(1) if edge.alone else slice(None)
     states = [X[s].detach()[rows] for s in edge.sources]
+    if not states[k].is_floating_point():  # indices, which nothing is multiplied with
+        return torch.zeros(()), torch.zeros(())
     if vector is None or vector.shape != states[k].shape:
         vector = start_vector(states[k])
     if edge.linear is not None:

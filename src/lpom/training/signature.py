@@ -80,7 +80,8 @@ class Signature:
 def _looks_up(model: nn.Module) -> bool:
     """Whether the first layer with weights is an embedding."""
     for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
+        layer = next(module.children(), None) is None
+        if layer and any(True for _ in module.parameters()):
             return isinstance(module, nn.Embedding | nn.EmbeddingBag)
     return False
 
