@@ -19,7 +19,8 @@ MU, RATE = 2.0, 0.2
 
 def make_model():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    layers = [nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2)]
+    return nn.Sequential(*layers)
 
 
 def make_data(n=64):
