@@ -17,15 +17,15 @@ PACKAGE = Path(lpom.__file__).parent
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
     {"exceptions", "checks", "registry", "settings", "files", "folders"},
-    {"activations", "losses"},
+    {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
     {"states", "objective"},
     {"methods"},
-    {"training", "lift"},
+    {"training", "lift", "compact"},
     {"diagnostics", "parallel"},
     {"networks", "datasets"},
-    {"estimators", "saving", "export", "tables", "predictor", "preparation", "runs", "plots"},
+    {"estimators", "saving", "export", "tables", "predictor", "preparation", "runs", "plots", "pictures"},
     {"experiments", "tensorboard"},
     {"report", "commands", "cli"},
 ]

@@ -279,7 +279,8 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            total = len(batch.inputs) if batch.weight is None else batch.total_weight
+            plain = batch.weight is None and batch.counts is None
+            total = len(batch.inputs) if plain else batch.total_weight
             states.carry_back(node, residual, batch.weight, total)
             return
         states.pull_back(node, residual)
