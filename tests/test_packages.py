@@ -16,7 +16,7 @@ PACKAGE = Path(lpom.__file__).parent
 
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
-    {"exceptions", "checks", "registry", "settings", "files", "folders"},
+    {"exceptions", "checks", "registry", "settings", "files"},
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
@@ -25,7 +25,18 @@ ROOMS = [
     {"training", "lift", "compact"},
     {"diagnostics", "parallel"},
     {"networks", "datasets"},
-    {"estimators", "saving", "export", "tables", "predictor", "preparation", "runs", "plots", "pictures"},
+    {
+        "estimators",
+        "saving",
+        "export",
+        "tables",
+        "predictor",
+        "preparation",
+        "runs",
+        "plots",
+        "pictures",
+        "folders",
+    },
     {"experiments", "tensorboard"},
     {"report", "commands", "cli"},
 ]

@@ -209,7 +209,7 @@ class States:
 
     def weights_moved(self) -> None:
         """Every edge is to be evaluated again, and gradients begin anew."""
-        for node in self.graph:
+        for node in self.graph.nodes:
             self._forget(node)
         self._graded.clear()
 

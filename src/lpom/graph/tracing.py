@@ -146,7 +146,7 @@ class _Tracer(fx.Tracer):
                 module.training = training
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
         if len(traced.nodes) != len(evaluated.nodes) or any(
-            (a.op, str(a.target)) != (b.op, str(b.target)) for a, b in pairs
+            (a.op, call_name(a.target)) != (b.op, call_name(b.target)) for a, b in pairs
         ):
             raise fx.proxy.TraceError(
                 "it does other operations in training than in evaluation (a branch on "
@@ -685,6 +685,11 @@ class _Builder:
 
     def _is_piece(self, node: fx.Node) -> bool:
         if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
+            return False
+        several = (
+            isinstance(node.args[0], fx.Node) and self._name_or_nothing(node.args[0]) in SPLITS
+        )
+        if several and not isinstance(node.args[1], int):  # parts of a tuple, not of a tensor
             return False
         given: list[Any] = []
         fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
