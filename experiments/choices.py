@@ -27,7 +27,7 @@ EXACT = Trial(
     "mnist",
     (300, 100),
     "lpom",
-    {"weights": "exact", "ridge": 1.0},
+    {"weights": {"exact": {"ridge": 1.0}}},
     output="leaky_relu",
     output_params={"negative_slope": 0.1},
     loss="squared",
@@ -47,6 +47,14 @@ class Choice:
     variants: dict[str, dict[str, Any]]
 
 
+def swept(most: int, rule: str, **order: str) -> dict[str, Any]:
+    return {"states": {"sweeps": {**order, "most": most, "rule": rule}}}
+
+
+def exact(**settings: Any) -> dict[str, Any]:
+    return {"weights": {"exact": {"ridge": 1.0} | settings}}
+
+
 OUTPUTS: dict[str, dict[str, Any]] = {
     "leaky ReLU 0.1": {},
     "ReLU": {"output": "relu", "output_params": {}},
@@ -60,27 +68,27 @@ CHOICES = [
         EXACT,
         {
             "interleaved, one sweep": {},
-            "interleaved, plain": {"sweeps": 3, "step_rule": "plain"},
-            "interleaved, safe": {"sweeps": 3, "step_rule": "safe"},
-            "top-down, plain": {"order": "top-down", "sweeps": 3, "step_rule": "plain"},
-            "top-down, safe": {"order": "top-down", "sweeps": 3, "step_rule": "safe"},
-            "paper, plain": {"order": "paper", "sweeps": 3, "step_rule": "plain"},
-            "paper, safe": {"order": "paper", "sweeps": 3, "step_rule": "safe"},
-            "parallel, safe": {"order": "parallel", "sweeps": 3, "step_rule": "safe"},
+            "interleaved, plain": swept(3, "plain"),
+            "interleaved, safe": swept(3, "safe"),
+            "top-down, plain": swept(3, "plain", order="top-down"),
+            "top-down, safe": swept(3, "safe", order="top-down"),
+            "paper, plain": swept(3, "plain", order="paper"),
+            "paper, safe": swept(3, "safe", order="paper"),
+            "parallel, safe": swept(3, "safe", order="parallel"),
         },
     ),
     Choice(
         "Sweeps, exact weights, interleaved",
         "With mu = 20 one sweep moves the output a 21st of its way to the target.",
         EXACT,
-        {"1": {}} | {f"{n}": {"sweeps": n, "step_rule": "plain"} for n in (3, 6)},
+        {"1": {}} | {f"{n}": swept(n, "plain") for n in (3, 6)},
     ),
     Choice(
         "Damping in a deep network, exact weights",
         "400-200-100-50: the paper's iteration against the safe step and the interleaved order.",
         replace(EXACT, hidden=DEEP),
         {
-            f"top-down, 5 sweeps, {rule}": {"order": "top-down", "sweeps": 5, "step_rule": rule}
+            f"top-down, 5 sweeps, {rule}": swept(5, rule, order="top-down")
             for rule in ("plain", "safe")
         }
         | {"interleaved, one sweep": {}},
@@ -90,14 +98,14 @@ CHOICES = [
         "Relative to the size of the states; 0 takes the pseudo-inverse as the paper does. One "
         "that grows over the run is to quiet the noise of the batches at its end.",
         EXACT,
-        {f"{ridge:g}": {"ridge": ridge} for ridge in (0.0, 0.01, 0.1, 1.0, 10.0)}
-        | {f"{a:g} to {b:g}": {"ridge": (a, b)} for a, b in ((0.01, 1.0), (0.1, 10.0))},
+        {f"{ridge:g}": exact(ridge=ridge) for ridge in (0.0, 0.01, 0.1, 1.0, 10.0)}
+        | {f"{a:g} to {b:g}": exact(ridge=[a, b]) for a, b in ((0.01, 1.0), (0.1, 10.0))},
     ),
     Choice(
         "Iterations of Algorithm 2",
         "How far each layer's convex problem is solved on a batch.",
         EXACT,
-        {"1": {}} | {f"{n}": {"iterations": n} for n in (3, 10)},
+        {"1": {}} | {f"{n}": exact(iterations=n) for n in (3, 10)},
     ),
     Choice(
         "mu, exact weights",
@@ -154,6 +162,7 @@ weights; exact weights have a ridge of 1 and one iteration of Algorithm 2.
 MNIST, accuracy in per cent on {share} training images held out, after {epochs} epochs of batches
 of 100 on the others, mean ± standard deviation over seeds {seeds}; the test set was not touched.
 Made by `python experiments/choices.py` from `experiments/results/choices.jsonl`; do not edit.
+{origin}
 
 After so few epochs a table tells how fast a setting learns, more than how far it gets: settings of
 the longer runs of [experiments/README.md](../experiments/README.md) were chosen by longer runs,
@@ -208,7 +217,9 @@ def main() -> None:
     data = datasets.load("mnist")
     store = Store(HERE / "results" / "choices.jsonl")
     tables = [table(choice, options.epochs, seeds, data, store) for choice in CHOICES]
-    head = HEAD.format(share="10,000", epochs=options.epochs, seeds=options.seeds)
+    earlier = any(record["machine"].get("core") for record in store)
+    origin = "The runs are older than the graphs of states (the earlier core)." if earlier else ""
+    head = HEAD.format(share="10,000", epochs=options.epochs, seeds=options.seeds, origin=origin)
     page = "\n".join([head, *tables])
     write_atomically(HERE.parent / "docs" / "reproduction.md", page.encode())
 

@@ -1,6 +1,7 @@
 """Try a setting on held-out training data; experiments/README.md lists what was tried.
 
     python experiments/explore.py table2 --method lifted --loss cross-entropy --epochs 5 ridge=10
+    python experiments/explore.py table2 --epochs 5 mu=5.0 "weights={'exact': {'ridge': 0.3}}"
 
 The network is the experiment's first unless --hidden names another. Settings of the method follow
 as NAME=VALUE. The test set is not touched. Tried runs are lines of results/tried.jsonl.

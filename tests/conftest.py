@@ -17,6 +17,10 @@ settings.register_profile(
 settings.load_profile("lpom")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="faults and fuzzing in their long form")
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out slow and network tests unless a -m expression asks for something else."""
     if config.option.markexpr:

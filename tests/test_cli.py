@@ -18,14 +18,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import r2_score
+from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
 import lpom
 from lpom import activations, datasets, methods, plots, saving
 from lpom.cli import app
+from lpom.estimators.splits import split_rows
 from lpom.folders import FILES
 from lpom.methods import LPOM
-from lpom.runs import Run, read_predictor
+from lpom.preparation import prepare
+from lpom.runs import Run
+from lpom.tables import TableEncoder
 from lpom.training.history import History
 
 FAST = ("--hidden", "8", "--epochs", "3")
@@ -75,7 +80,7 @@ def trained(tmp_path_factory):
     people().to_csv(folder / "people.csv", index=False)
     call(
         "train", folder / "people.csv", "--target", "drink", "--ignore", "name", "--quiet",
-        "--out", folder / "run", "--hidden", "8", "--epochs", "30",
+        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--to-the-end",
     )  # fmt: skip
     return folder
 
@@ -96,7 +101,8 @@ def table():
 
 def test_digits_with_the_defaults_reach_96_percent():
     shown = call("train")
-    assert "network  60-300-100-10" in shown and "run: runs/digits-1" in shown
+    assert "network  60-100-10" in shown and "run: runs/digits-1" in shown
+    assert "lpom predict runs/digits-1 NEW.csv" in shown and "column" not in shown
     config = json.loads(Path("runs/digits-1/config.json").read_text())
     assert config["results"]["test"]["score"] >= 0.96
     accuracy = re.search(r"test *│ *360 │ *[\d.]+ │ *([\d.]+) %", shown)
@@ -108,14 +114,14 @@ def test_a_run_folder_holds_the_whole_run(trained):
     assert sorted(path.name for path in (trained / "run").iterdir()) == sorted(FILES)
     run = Run.read(trained / "run")
     assert len(run.history) == run.config["epochs"] == 30
-    assert run.history.metric == "accuracy" and run.history[-1].validation_score is not None
-    assert run.config["method"] == {"name": "lpom", **LPOM().get_params()}
+    assert run.history.metric == "accuracy" and run.history[-1].validation_score is None
+    assert run.config["method"] == {"name": "lpom", **LPOM().plain()}
     assert run.config["status"] == "finished" and run.config["seed"] == 0
     assert run.config["versions"]["lpom"] == lpom.__version__
-    assert run.config["data"]["rows"] == {"train": 43, "validation": 5, "test": 12}
+    assert run.config["data"]["rows"] == {"train": 48, "test": 12}
     assert (trained / "run" / "curves.png").read_bytes()[1:4] == b"PNG"
     # age, height, member, and three colours
-    assert run.config["network"]["sizes"] == [6, 8, 2]
+    assert run.config["network"]["sizes"] == [6, 8, 1]
 
 
 def test_the_same_seed_trains_the_same_model(table):
@@ -139,17 +145,39 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--order", "top-down", "--sweeps", 2, "--weights", "exact", "--loss",
-        "squared", "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
+        "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1",
+        "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
-    assert "network  6-7-5-2, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
+    assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
     config = Run.read(Path("run")).config
-    assert config["network"]["sizes"] == [6, 7, 5, 2] and config["loss"]["name"] == "squared"
-    assert config["method"]["mu"] == [3, 2, 1] and config["method"]["sweeps"] == 2
-    assert config["method"]["order"] == "top-down" and config["method"]["weights"] == "exact"
+    assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
+    assert config["method"]["mu"] == [3, 2, 1]
+    sweeps = config["method"]["states"]["sweeps"]
+    assert sweeps["most"] == 2 and sweeps["order"] == "top-down"
+    assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
     assert config["data"]["rows"]["test"] == 30
+
+
+@pytest.mark.filterwarnings("ignore:training ended after max_iter")
+def test_shell_and_python_give_the_same_numbers(table):
+    """The estimators of the library behind their encoder, made by hand with the same settings."""
+    call("train", *table, "--hidden", "8", "--epochs", 40, "--seed", 3, "--out", "run", "--quiet")
+    source = {"target": "drink", "ignore": ["name"], "seed": 3}
+    inputs = pd.read_csv("people.csv", dtype=str).drop(columns="drink")
+    codes = (people()["drink"] == "tea").astype(int).to_numpy()
+    kept, _ = split_rows(60, 0.2, np.random.default_rng(3), codes)
+    pipeline = make_pipeline(
+        TableEncoder(ignore=["name"]),
+        lpom.MLPClassifier((8,), batch_size=32, max_iter=40, early_stopping=True, random_state=3),
+    )
+    pipeline.fit(inputs.iloc[kept], people()["drink"].iloc[kept])
+    run = lpom.load("run")
+    assert list(run.predict(people())) == list(pipeline.predict(inputs))
+    np.testing.assert_array_equal(run.predict_proba(people()), pipeline.predict_proba(inputs))
+    assert prepare("people.csv", **source).features == pipeline[0].features_ == run.features
 
 
 @pytest.mark.parametrize("name", ["iris", "wine", "breast-cancer", "diabetes"])
@@ -158,6 +186,8 @@ def test_every_bundled_table_trains(name):
     config = Run.read(Path("run")).config
     result = config["results"]["test"]["score"]
     assert result > (0.2 if name == "diabetes" else 0.9)
+    baseline = config["results"]["test"]["baseline"]
+    assert result > baseline["R²" if name == "diabetes" else "accuracy"]
     assert config["metric"] == ("r2" if name == "diabetes" else "accuracy")
 
 
@@ -170,9 +200,10 @@ def test_every_method_trains_from_the_shell(method):
 def test_no_hidden_layer():
     call("train", "iris", "--hidden", "none", "--epochs", 2, "--out", "run", "--quiet")
     assert Run.read(Path("run")).config["network"]["sizes"] == [4, 3]
+    assert Run.read(Path("run")).predictor.estimator.hidden_layer_sizes == ()
 
 
-@pytest.mark.parametrize("ending", ["csv", "parquet", "npz"])
+@pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "xlsx"])
 def test_a_regression_from_every_kind_of_file(ending):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 3))
@@ -182,7 +213,7 @@ def test_a_regression_from_every_kind_of_file(ending):
         options = ("data.npz",)
     else:
         frame = pd.DataFrame(X, columns=["a", "b", "c"]).assign(price=y)
-        write = frame.to_csv if ending == "csv" else frame.to_parquet
+        write = {"csv": frame.to_csv, "parquet": frame.to_parquet, "xlsx": frame.to_excel}[ending]
         write(f"data.{ending}", index=False)
         options = (f"data.{ending}", "--target", "price")
     shown = call("train", *options, "--hidden", "50", "--learning-rate", 0.01, "--out", "run")
@@ -204,22 +235,98 @@ def test_predictions_are_names_on_stdout_or_in_a_file(trained):
     assert call("predict", trained / "run" / "model.safetensors", "new.csv") == shown
     assert call("predict", trained / "run", "new.csv", "--out", "answers.csv") == ""
     assert Path("answers.csv").read_text() == shown
+    assert "answers.csv is there already" in fail(
+        "predict", trained / "run", "new.csv", "--out", "answers.csv"
+    )
+    call("predict", trained / "run", "new.csv", "--out", "answers.csv", "--force")
     assert "--out names the table to predict" in fail(
         "predict", trained / "run", "new.csv", "--out", "new.csv"
     )
 
 
 def test_predictions_are_those_of_a_plain_forward_pass(trained):
-    predictor = read_predictor(trained / "run")
+    predictor = lpom.load(trained / "run")
     frame = people().drop(columns=["drink", "name"])
     shown = call("predict", trained / "run", trained / "people.csv", "--proba")
     answers = pd.read_csv(io.StringIO(shown))
     model, _ = saving.load(trained / "run" / "model.safetensors")
     outputs = model(torch.from_numpy(predictor.features.encode(frame)))
-    shares = outputs.softmax(1).detach().numpy()
-    columns = ["probability_coffee", "probability_tea"]
-    np.testing.assert_allclose(answers[columns], shares, atol=1e-6)
-    assert list(answers["prediction"]) == [("coffee", "tea")[k] for k in shares.argmax(1)]
+    tea = outputs.sigmoid().detach().numpy()[:, 0]
+    np.testing.assert_allclose(answers["probability_tea"], tea, atol=1e-6)
+    np.testing.assert_allclose(answers["probability_coffee"], 1 - tea, atol=1e-6)
+    assert list(answers["prediction"]) == ["tea" if share > 0.5 else "coffee" for share in tea]
+    assert list(predictor.classes_) == ["coffee", "tea"]
+    np.testing.assert_allclose(predictor.predict_proba(frame)[:, 1], tea, atol=1e-6)
+    assert list(predictor.predict(frame)) == list(answers["prediction"])
+
+
+def test_what_is_written_and_how_good_it_is_are_said(trained):
+    people(9).assign(extra=1).to_csv("new.csv", index=False)
+    command = ["predict", str(trained / "run"), "new.csv", "--out", "a.csv", "--keep", "name"]
+    result = CliRunner().invoke(app, command)
+    written = pd.read_csv("a.csv")
+    assert list(written.columns) == ["name", "prediction"] and len(written) == 9
+    assert list(written["name"]) == [f"person {k}" for k in range(9)]
+    right = np.mean(written["prediction"] == people(9)["drink"])
+    assert "wrote 9 predictions of drink to a.csv\n" in result.stderr
+    assert f"accuracy {100 * right:.2f} %" in result.stderr
+    assert "on the 9 rows that have drink" in result.stderr
+    scores = lpom.load(trained / "run").score(people(9))
+    assert scores["accuracy"] == right
+    everything = call("predict", trained / "run", "new.csv", "--keep", "all")
+    assert everything.splitlines()[0] == ",".join([*people(9).columns, "extra", "prediction"])
+    sentence = fail("predict", trained / "run", "new.csv", "--keep", "nam")
+    assert "unknown column to keep 'nam'; did you mean 'name'" in sentence
+
+
+def test_standard_input_and_output():
+    text = people().drop(columns="name").to_csv(index=False)
+    options = ["train", "-", "--target", "drink", *FAST, "--out", "run", "--quiet"]
+    assert CliRunner().invoke(app, options, input=text).exit_code == 0
+    assert Run.read(Path("run")).config["data"]["source"] is None
+    Path("new.csv").write_text(text)
+    piped = CliRunner().invoke(app, ["predict", "run", "-"], input=text)
+    assert piped.stdout == call("predict", "run", "new.csv")
+
+
+def test_several_targets_give_several_outputs():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(150, 2)), columns=["a", "b"])
+    frame["far"], frame["near"] = 1e4 + 500 * frame["a"], frame["b"] - frame["a"]
+    frame["up"], frame["left"] = np.where(frame["a"] > 0, "u", "d"), frame["b"] < 0
+    frame.to_csv("t.csv", index=False)
+    both = ("--target", "far", "--target", "near", "--ignore", "up", "--ignore", "left")
+    call("train", "t.csv", *both, "--epochs", 60, "--learning-rate", 0.01, "--out", "numbers")
+    answers = pd.read_csv(io.StringIO(call("predict", "numbers", "t.csv")))
+    assert r2_score(frame[["far", "near"]], answers) > 0.95
+    assert list(answers.columns) == ["prediction_far", "prediction_near"]
+    labels = ("--target", "up", "--target", "left", "--ignore", "far", "--ignore", "near")
+    call("train", "t.csv", *labels, "--epochs", 60, "--learning-rate", 0.01, "--out", "labels")
+    answers = pd.read_csv(io.StringIO(call("predict", "labels", "t.csv", "--proba")))
+    assert (answers["prediction_up"] == frame["up"]).mean() > 0.9
+    assert (answers["prediction_left"] == frame["left"]).mean() > 0.9
+    assert ((answers["probability_left_True"] > 0.5) == answers["prediction_left"]).all()
+    sentence = fail("train", "t.csv", "--target", "far", "--target", "up")
+    assert "'far' is a number, 'up' is one of 2 classes" in sentence
+
+
+def test_balanced_classes_from_the_shell():
+    rng = np.random.default_rng(0)
+    rare = np.arange(400) % 20 == 0
+    frame = pd.DataFrame(rng.normal(size=(400, 3)) + 1.2 * rare[:, None], columns=list("abc"))
+    frame.assign(sick=np.where(rare, "yes", "no")).to_csv("t.csv", index=False)
+    options = ("t.csv", "--target", "sick", "--quiet", "--test-fraction", 0.3)
+    call("train", *options, "--out", "plain")
+    call("train", *options, "--out", "balanced", "--class-weight", "balanced")
+    plain, balanced = (Run.read(Path(run)).config["results"] for run in ("plain", "balanced"))
+    name = "balanced accuracy"
+    assert balanced["train"][name] > plain["train"][name] + 0.1
+    assert plain["test"]["baseline"] == {
+        "answer": "always 'no'", "accuracy": 0.95, name: 0.5, "F1": pytest.approx(0.487, abs=1e-3),
+        "AUC": 0.5,
+    }  # fmt: skip
+    sentence = fail("train", *options, "--class-weight", "yse=3")
+    assert "unknown class of 'sick' 'yse'; did you mean 'yes'" in sentence
 
 
 def test_an_array_without_names_is_taken_in_order():
@@ -234,9 +341,10 @@ def test_an_array_without_names_is_taken_in_order():
 
 def test_info_tells_what_a_run_is(trained):
     shown = " ".join(call("info", trained / "run").split())
-    for part in ("people.csv", "6-8-2, relu", "lpom (", "mu=20.0", "30 of 30 epochs", "finished"):
+    for part in ("people.csv", "6-8-1, relu", "lpom (", "mu=20.0", "30 of 30 epochs", "finished"):
         assert part in shown
-    assert "from 4 of 5 columns" in shown and "drink: classification" in shown
+    assert "from 4 of 5 columns" in shown and "drink: classification, 2 classes" in shown
+    assert "name │ dropped │ as asked for" in shown and "always 'coffee'" in shown
 
 
 def test_lists_name_everything_there_is():
@@ -248,7 +356,7 @@ def test_lists_name_everything_there_is():
 
 
 def test_an_interrupted_run_is_kept(table, monkeypatch):
-    ends = iter([None, None])
+    ends = iter([None, None, None])  # the first is that of the rehearsal
 
     def stop(self, problem, batch, state):
         if next(ends, "now") == "now":
@@ -299,20 +407,26 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
         (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
-        (("iris", "--order", "topdown"), "unknown order 'topdown'; did you mean 'top-down'"),
-        (("iris", "--weights", "exakt"), "unknown weights 'exakt'; did you mean 'exact'"),
+        (
+            ("iris", "--set", "states.order=topdown"),
+            "unknown order 'topdown'; did you mean 'top-down'",
+        ),
+        (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.most=3, got 'mu'"),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
-        (("iris", "--hidden", "0"), "each an integer of at least 1.*got"),
-        (("iris", "--mu", "1,2"), "mu.*3.*got 2"),
+        (("iris", "--hidden", "0"), "integers above 0.*got"),
+        (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
-        (("iris", "--sweeps", "0"), "sweeps must be an integer above 0, got 0"),
-        (("iris", "--method", "sgd", "--mu", 3), "'sgd' has no setting 'mu'; it has learning_rate"),
+        (("iris", "--set", "states.most=0"), "most must be an integer above 0, got 0"),
+        (("iris", "--method", "sgd", "--mu", 3), "SGD has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
-        (("iris", "--batch-size", 1000), "batch_size must lie between 1 and .*108; got 1000"),
+        (("iris", "--batch-size", 0), "batch_size must be an integer above 0, got 0"),
+        (("iris", "--alpha", -1), "alpha must be a number of at least 0, got -1"),
+        (("iris", "--class-weight", "fair"), "class_weight.*fair"),
+        (("diabetes", "--class-weight", "balanced"), "class weights are for one column of classes"),
         (("iris", "--device", "abacus"), "there is no device 'abacus' here"),
-        (("diabetes", "--loss", "cross-entropy"), "'cross-entropy' is for classes"),
+        (("diabetes", "--loss", "cross-entropy"), "loss='cross-entropy' is for classes"),
     ],
 )
 def test_settings_that_make_no_sense(options, sentence):
@@ -323,9 +437,9 @@ TABLES = {
     "empty.csv": "",
     "names.csv": "a,b,y\n",
     "one-class.csv": "a,y\n" + "1,x\n2,x\n" * 5,
-    "missing-x.csv": "a,y\n1,x\n,z\n3,x\n",
-    "missing-y.csv": "a,y\n1,x\n2,\n3,x\n",
-    "infinite.csv": "a,y\n1,0.5\ninf,2.5\n3,1.5\n",
+    "missing-y.csv": "a,y\n1,\n2,\n3,\n",
+    "two-ways.csv": "a,b,y\n" + '"1,200",01/02/2024,x\n"3,456",03/04/2024,z\n' * 5,
+    "no-number.csv": "a,y\n" + "1,2.5\n2,3.5\n" * 20 + "3,oh\n",
     "short.csv": "a,y\n1,x\n2,z\n",
     "same.csv": "a,y\n" + "1,x\n1,z\n" * 5,
     "ragged.csv": "a,y\n1,x\n2,z,7\n",
@@ -340,13 +454,13 @@ TABLES = {
         ("empty.csv", "should start with a line of column names, but is empty"),
         ("names.csv", "should hold rows of data, got none"),
         ("one-class.csv", "the target 'y' has one class only, 'x'; at least two are needed"),
-        ("missing-x.csv", "values are missing, NaN or infinite in column 'a', row 2"),
-        ("missing-y.csv", "values are missing, NaN or infinite in column 'y', row 2"),
-        ("infinite.csv", "values are missing, NaN or infinite in column 'a', row 2"),
+        ("missing-y.csv", "the target 'y' has no value in any row"),
+        ("two-ways.csv", "'1,200'.*1200 or 1.200: say --thousands.*'b' .* --date-order dmy or mdy"),
+        ("no-number.csv", "the target 'y' holds 'oh' in row 41"),
         ("short.csv", "has 2 rows: 0 to test and 2 to train on"),
-        ("same.csv", "no column differs from row to row"),
+        ("same.csv", "no column to learn from \\('a': '1' in every row\\)"),
         ("ragged.csv", "cannot be read"),
-        ("good.csv", "has no column 'y' to predict.*Its columns are 'a', 'label'"),
+        ("good.csv", "unknown column to predict 'y'. Known: a, label"),
         ("text.docx", "should end in .csv, .tsv"),
         ("absent.csv", "There is no file absent.csv"),
     ],
@@ -371,12 +485,11 @@ def test_a_file_cut_off(name):
 def test_a_file_without_a_target_and_a_wrong_fraction(table):
     assert re.search("which column.*--target.*'age', 'height'", fail("train", "people.csv"))
     assert "between 0 and 1, got 1.5" in fail("train", *table, "--test-fraction", 1.5)
-    sentence = fail("train", "people.csv", "--target", "drink")
-    assert re.search("'name' holds 60 different texts.*--ignore name", sentence)
-    sentence = fail("train", *table[:3], "--ignore", "nam")
-    assert "unknown column to ignore 'nam'; did you mean 'name'" in sentence
+    sentence = fail("train", *table[:3], "--ignore", "nam", "--as", "age=nmber")
+    assert "unknown column 'nam'; did you mean 'name'" in sentence
+    assert "unknown kind of column 'nmber'; did you mean 'number'" in sentence
     sentence = fail("train", *table, "--task", "regression")
-    assert re.search("column 'drink' holds '(tea|coffee)' in row 1; expected a number", sentence)
+    assert re.search("the target 'drink' holds '(tea|coffee)' in row 1", sentence)
     assert "did you mean 'regression'" in fail("train", *table, "--task", "regresion")
 
 
@@ -384,20 +497,33 @@ def test_a_file_without_a_target_and_a_wrong_fraction(table):
     ("change", "sentence"),
     [
         (lambda t: t.drop(columns="age"), "the table lacks 'age'; the columns expected are 'age'"),
-        (lambda t: t.assign(shoe=42), "the table has 'shoe', which training never saw"),
-        (
-            lambda t: t.assign(colour=["mauve"] * len(t)),
-            "column 'colour' holds 'mauve' in row 1.*expected one of 'blue', 'green', 'red'",
-        ),
-        (lambda t: t.assign(age="old"), "column 'age' holds 'old' in row 1; expected a number"),
-        (lambda t: t.assign(height=np.nan), "missing, NaN or infinite in column 'height'"),
+        (lambda t: t.assign(age=1e300), "column 'age' is too far from all of training in row 1"),
         (lambda t: t[:0], "should hold rows of data, got none"),
     ],
 )
 def test_tables_that_do_not_fit_a_model(trained, change, sentence):
     change(people(5)).to_csv("new.csv", index=False)
     Path("old.csv").write_text("kept")
-    assert re.search(sentence, fail("predict", trained / "run", "new.csv", "--out", "old.csv"))
+    command = ("predict", trained / "run", "new.csv", "--out", "old.csv", "--force")
+    assert re.search(sentence, fail(*command))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t: t.assign(colour="mauve"), "column 'colour' holds 'mauve'"),
+        (lambda t: t.assign(age="old"), "'age' holds 'old' in row 1, which is no number (5 such)"),
+        (lambda t: t.assign(height=np.nan), "column 'height' has no value in 5 rows"),
+    ],
+)
+def test_what_is_unlike_training_is_a_warning(trained, change, sentence):
+    change(people(5)).to_csv("new.csv", index=False)
+    with warnings.catch_warnings(action="default"):
+        result = CliRunner().invoke(app, ["predict", str(trained / "run"), "new.csv"])
+    assert result.exit_code == 0 and result.stdout.count("\n") == 6
+    assert f"warning: unlike in training: {sentence}" in result.stderr.replace(
+        "column 'age'", "'age'"
+    )
 
 
 def test_a_run_that_was_tampered_with(trained):
@@ -429,7 +555,7 @@ def test_a_model_without_a_table_cannot_predict_one(trained):
     _, metadata = saving.load(trained / "run" / "model.safetensors")
     saving.save("model.safetensors", lpom.mlp([5, 2], seed=0), metadata=metadata)
     sentence = fail("predict", "model.safetensors", trained / "people.csv")
-    assert "a network with 5 inputs and 2 outputs for a table that makes 6 and 2" in sentence
+    assert "a network with 5 inputs for a table that makes 6" in sentence
 
 
 def test_a_traceback_is_there_for_who_asks(monkeypatch):
@@ -483,9 +609,6 @@ def test_what_is_not_needed_may_be_missing(trained):
     frame["drink"] = None
     frame.to_csv("gaps.csv", index=False)
     assert call("predict", trained / "run", "gaps.csv") == expected
-    frame.loc[3, "age"] = None
-    frame.to_csv("gaps.csv", index=False)
-    assert "infinite in column 'age', row 4" in fail("predict", trained / "run", "gaps.csv")
 
 
 def test_a_folder_that_cannot_be_written_to_is_noticed_before_training(table, monkeypatch):

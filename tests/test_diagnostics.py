@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lpom
-from lpom import LPOM
+from lpom import LPOM, Sweeps
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_norms_rates_and_tau_are_those_of_the_weights(data):
 
 
 def test_a_settled_network_fulfils_the_state_conditions(data):
-    settled = LPOM(order="top-down", sweeps=2000, tolerance=1e-12, mu=2.0)
+    settled = LPOM(mu=2.0, states=Sweeps("top-down", most=2000, tolerance=1e-12))
     found = lpom.diagnose(network(), *data, method=settled)
     assert max(layer.state_residual for layer in found.layers) < 1e-8
     assert all(layer.gap > 0 for layer in found.layers)
@@ -75,3 +75,10 @@ def test_weights_are_left_alone(data):
     before = [p.detach().clone() for p in model.parameters()]
     lpom.diagnose(model, *data, method=LPOM(weights="exact"))
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_the_method_is_a_name_or_an_lpom(data):
+    named, made = (lpom.diagnose(network(), *data, method=m) for m in ("lpom", LPOM()))
+    assert named == made
+    with pytest.raises(ValueError, match="not at that of 'adam'"):
+        lpom.diagnose(network(), *data, method="adam")

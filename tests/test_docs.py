@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
 import re
 from pathlib import Path
 
@@ -12,9 +11,17 @@ import pytest
 
 import lpom
 
-MODULES = [lpom.__name__, *(m.name for m in pkgutil.walk_packages(lpom.__path__, "lpom."))]
+# examples are short, and a run that is cut short says so
+pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+PACKAGE = Path(lpom.__file__).parent
+WITH_EXAMPLES = [
+    ".".join(("lpom", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if ">>> " in path.read_text()
+]
 
 
 def blocks(language):
@@ -24,16 +31,10 @@ def blocks(language):
         yield from (pytest.param(code, id=f"{path.name}-{k}") for k, code in enumerate(found))
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_docstring_examples(name):
     result = doctest.testmod(importlib.import_module(name))
-    assert result.failed == 0
-
-
-def test_docstrings_have_examples_at_all():
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    found = [test for name in MODULES for test in finder.find(importlib.import_module(name))]
-    assert any(test.examples for test in found)
+    assert result.attempted > 0 and result.failed == 0
 
 
 @pytest.mark.parametrize("code", list(blocks("python")))

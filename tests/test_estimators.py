@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 from copy import deepcopy
 
 import numpy as np
@@ -11,18 +12,41 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.base import clone
-from sklearn.datasets import load_digits, make_multilabel_classification, make_regression
+from sklearn.datasets import (
+    load_breast_cancer,
+    load_diabetes,
+    load_digits,
+    load_iris,
+    load_wine,
+    make_classification,
+    make_friedman1,
+    make_friedman2,
+    make_moons,
+    make_multilabel_classification,
+    make_regression,
+)
 from sklearn.dummy import DummyRegressor
-from sklearn.exceptions import NotFittedError
-from sklearn.metrics import balanced_accuracy_score
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.metrics import balanced_accuracy_score, log_loss
+from sklearn.model_selection import (
+    GridSearchCV,
+    KFold,
+    StratifiedKFold,
+    cross_val_score,
+    cross_validate,
+    train_test_split,
+)
 from sklearn.neural_network import MLPClassifier as BackpropClassifier
+from sklearn.neural_network import MLPRegressor as Backprop
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
 from lpom import MLPClassifier, MLPRegressor
+
+# short runs are enough here; one test looks at the warning itself
+pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 
 
 @parametrize_with_checks([MLPClassifier(max_iter=40), MLPRegressor(max_iter=40)])
@@ -66,6 +90,51 @@ def test_digits_beside_scikit_learns_own(digits):
     assert ours >= theirs.score(X_test, y_test) - 0.015
 
 
+TABLES = {
+    "iris": lambda: load_iris(return_X_y=True),
+    "wine": lambda: load_wine(return_X_y=True),
+    "breast cancer": lambda: load_breast_cancer(return_X_y=True),
+    "digits": lambda: tuple(part[:800] for part in load_digits(return_X_y=True)),
+    "moons": lambda: make_moons(600, noise=0.25, random_state=0),
+    "two": lambda: make_classification(1000, 20, n_informative=8, flip_y=0.05, random_state=0),
+    "four": lambda: make_classification(800, 12, n_informative=6, n_classes=4, random_state=1),
+    "diabetes": lambda: load_diabetes(return_X_y=True),
+    "friedman1": lambda: make_friedman1(600, noise=1.0, random_state=0),
+    "friedman2": lambda: make_friedman2(500, noise=50.0, random_state=0),
+    "linear": lambda: make_regression(300, 10, noise=20.0, random_state=0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_no_table_is_learned_worse_than_by_scikit_learns_own(early_stopping):
+    """Five folds each: 0.5 points or 0.02 R2 at most, and 5 % of log loss on average."""
+    ratios = []
+    for name, make in TABLES.items():
+        X, y = make()
+        classes = y.dtype.kind == "i"
+        folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
+        kinds = (MLPClassifier, BackpropClassifier) if classes else (MLPRegressor, Backprop)
+        ours, theirs = (
+            cross_validate(
+                make_pipeline(
+                    StandardScaler(), kind(early_stopping=early_stopping, random_state=0)
+                ),
+                X,
+                y,
+                cv=folds,
+                scoring={"score": "accuracy", "log loss": "neg_log_loss"} if classes else ["r2"],
+            )
+            for kind in kinds
+        )
+        score = "test_score" if classes else "test_r2"
+        assert ours[score].mean() >= theirs[score].mean() - (0.005 if classes else 0.02), name
+        if classes:
+            ratios.append(ours["test_log loss"].mean() / theirs["test_log loss"].mean())
+    assert np.mean(ratios) <= 1.05
+
+
 def test_several_outputs_are_learned(numbers):
     X, Y = numbers
     model = MLPRegressor(random_state=0).fit(X[:300], Y[:300])
@@ -98,7 +167,7 @@ def test_a_stream_of_chunks_is_learned(digits):
     assert model.n_iter_ == 300
     assert model.t_ == 30 * len(X_train)
     rates = {group["lr"] for group in model.result_.state.optimizer.param_groups}
-    assert rates == {lpom.LPOM().learning_rate}
+    assert rates == {lpom.Adaptive().learning_rate}
 
 
 def test_balanced_weights_find_the_rare_class():
@@ -110,6 +179,60 @@ def test_balanced_weights_find_the_rare_class():
         for w in (None, "balanced")
     )
     assert balanced > plain + 0.1
+
+
+@pytest.mark.parametrize("alpha", [0.0, 20.0])
+def test_alpha_is_that_of_scikit_learn(blobs, alpha):
+    """Both end where the mean loss plus alpha / (2 n) times the squared weights is smallest."""
+    X, y = blobs
+    settings = dict(method="sgd", batch_size=len(X), max_iter=2000, tol=0, learning_rate_init=0.5)
+    ours = MLPClassifier((), alpha=alpha, random_state=0, **settings).fit(X, y)
+    theirs = BackpropClassifier((), alpha=alpha, solver="lbfgs", max_iter=2000, tol=1e-9).fit(X, y)
+    np.testing.assert_allclose(ours.predict_proba(X), theirs.predict_proba(X), atol=2e-4)
+    if alpha:
+        np.testing.assert_allclose(ours.coefs_[0], theirs.coefs_[0], atol=2e-4)
+
+
+def test_alpha_shrinks_weights_by_lpom_and_is_refused_where_there_is_no_gradient(blobs):
+    settings = dict(max_iter=60, learning_rate_init=0.02)
+    free, held = (small(alpha=alpha, **settings).fit(*blobs) for alpha in (0.0, 10.0))
+    sizes = [[np.linalg.norm(W) for W in model.coefs_] for model in (free, held)]
+    assert all(after < 0.7 * before for before, after in zip(*sizes, strict=True))
+    with pytest.raises(ValueError, match="'bcd' .* no gradient .* leave alpha=None"):
+        small(method="bcd", alpha=1.0).fit(*blobs)
+    again = small(alpha=0.0, **settings).fit(*blobs)  # nothing of the penalty stays behind
+    np.testing.assert_array_equal(again.coefs_[0], free.coefs_[0])
+
+
+def test_a_regressor_does_not_care_for_the_units_of_its_target(numbers):
+    X, Y = numbers
+    units, start = np.array([1e6, 1e-4]), np.array([3e8, -5.0])
+    plain, scaled = small(MLPRegressor).fit(X, Y), small(MLPRegressor).fit(X, start + units * Y)
+    np.testing.assert_allclose(scaled.predict(X), start + units * plain.predict(X), rtol=1e-6)
+    hidden = np.maximum(X @ scaled.coefs_[0] + scaled.intercepts_[0], 0)
+    answers = hidden @ scaled.coefs_[1] + scaled.intercepts_[1]
+    np.testing.assert_allclose(answers, scaled.predict(X), rtol=1e-9)
+    np.testing.assert_allclose(plain.loss_curve_, scaled.loss_curve_, rtol=1e-6)
+
+
+def test_a_stream_of_numbers_keeps_the_units_of_its_first_chunk(numbers):
+    X, Y = numbers
+    model = small(MLPRegressor, learning_rate_init=0.02)
+    for _ in range(40):
+        for rows in np.array_split(np.argsort(Y[:, 0]), 4):  # each chunk with a mean of its own
+            model.partial_fit(X[rows], 1000 + Y[rows])
+    assert model.score(X, 1000 + Y) > 0.9
+
+
+def test_an_output_activation_says_what_range_the_target_has(numbers):
+    X, Y = numbers
+    positive = np.exp(Y[:, 0])
+    model = small(MLPRegressor, output_activation="relu", max_iter=60).fit(X, positive)
+    assert model.predict(X).min() >= 0
+    module = model.to_torch()(torch.tensor(X)).detach().numpy()[:, 0]
+    np.testing.assert_allclose(module, model.predict(X))
+    with pytest.raises(ValueError, match="another unit"):
+        small(MLPRegressor).fit(X, 1e200 * Y)
 
 
 # -- outputs ----------------------------------------------------------------------------------
@@ -149,7 +272,7 @@ def test_to_torch_is_the_same_function_and_a_copy(blobs, numbers, kind):
     ask = model.decision_function if kind is MLPClassifier else model.predict
     before, module = ask(X), model.to_torch()
     assert isinstance(module, torch.nn.Sequential)
-    np.testing.assert_array_equal(module(torch.tensor(X)).detach().numpy(), before)
+    np.testing.assert_allclose(module(torch.tensor(X)).detach().numpy(), before, rtol=1e-9)
     with torch.no_grad():
         module[0].weight.zero_()
     np.testing.assert_array_equal(ask(X), before)
@@ -250,26 +373,52 @@ def test_partial_fit_keeps_the_optimiser_even_through_pickle(blobs):
 def test_partial_fit_takes_up_a_changed_method(blobs):
     X, y = blobs
     model = small().partial_fit(X, y, classes=np.unique(y))
-    model.set_params(method__learning_rate=0.5).partial_fit(X, y)
+    model.set_params(method__weights__learning_rate=0.5).partial_fit(X, y)
     assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.5
     model.set_params(learning_rate_init=0.25).partial_fit(X, y)
     assert model.result_.state.optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_early_stopping_keeps_the_best_weights(digits):
+def test_early_stopping_keeps_the_weights_with_the_lowest_held_out_loss(digits, monkeypatch):
     X, y = digits[0], digits[2]
+    hold_out, parts = MLPClassifier._hold_out, []
+
+    def seen(*args):
+        parts.append(hold_out(*args))
+        return parts[-1]
+
+    monkeypatch.setattr(MLPClassifier, "_hold_out", seen)
     model = small(early_stopping=True, max_iter=200, n_iter_no_change=3, tol=1e-3).fit(X, y)
+    (train, held_out), losses = parts[0], model.history_.column("validation_loss")
     assert model.result_.status == "stopped-early"
     assert model.n_iter_ == len(model.validation_scores_) < 200
-    assert model.best_validation_score_ == max(model.validation_scores_) > 0.85
+    assert log_loss(held_out[1], model.predict_proba(held_out[0])) == pytest.approx(min(losses))
+    right = model.score(held_out[0], held_out[1])
+    assert right == pytest.approx(model.best_validation_score_)
+    assert right == pytest.approx(model.validation_scores_[int(np.argmin(losses))])
     assert model.best_loss_ is None
-    assert model.t_ == model.n_iter_ * (len(X) - round(0.1 * len(X)))
+    assert model.t_ == model.n_iter_ * len(train[0])
 
 
 def test_training_loss_that_stands_still_ends_training(blobs):
     model = small(max_iter=500, tol=0.5, n_iter_no_change=4).fit(*blobs)
     assert model.result_.status == "stopped-early"
     assert 4 <= model.n_iter_ < 50
+
+
+@pytest.mark.filterwarnings("default:training ended after max_iter")
+def test_the_end_of_max_iter_is_a_warning_of_scikit_learns_kind(blobs):
+    with pytest.warns(ConvergenceWarning, match="max_iter=3 epochs.* Raise max_iter"):
+        small(max_iter=3).fit(*blobs)
+    with warnings.catch_warnings(action="error"):
+        small(max_iter=500, tol=0.5, n_iter_no_change=4).fit(*blobs)
+        small().partial_fit(*blobs, classes=np.unique(blobs[1]))
+
+
+def test_callbacks_see_every_epoch_and_may_stop(blobs):
+    seen = []
+    model = small().fit(*blobs, callbacks=[lambda e: seen.append(e.epoch), lambda e: e.epoch == 5])
+    assert seen == [1, 2, 3, 4, 5] and model.n_iter_ == 5
 
 
 def test_an_interrupted_fit_leaves_a_usable_model(blobs, monkeypatch):
@@ -316,11 +465,11 @@ def test_method_parameters_can_be_set_on_a_name():
     assert model.set_params(method__mu=3.0, max_iter=7).method.mu == 3.0
     assert (model.max_iter, model.get_params()["method__mu"]) == (7, 3.0)
     assert clone(model).method.mu == 3.0
-    assert clone(model).method is not model.method
-    assert model.set_params(method="lpom", method__sweeps=2).method.sweeps == 2
+    assert clone(model).method == model.method
+    assert model.set_params(method="lpom", method__states__most=2).method.states.most == 2
     assert model.method.mu == lpom.LPOM().mu
     untouched = MLPClassifier()
-    with pytest.raises(ValueError, match="Invalid parameter 'nu'"):
+    with pytest.raises(ValueError, match="no setting 'nu'"):
         untouched.set_params(method__nu=1)
     assert untouched.method == "lpom"
 
@@ -361,6 +510,32 @@ def test_pickles_hold_no_data(blobs, method):
     np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
     assert len(pickle.dumps(model)) < X.nbytes / 2
     back.partial_fit(X, y)  # and goes on, with variables that start anew
+
+
+def softsign(z):
+    return z / (1 + z.abs())
+
+
+def adam_with_decay(parameters):
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"activation": lpom.activations.from_function(softsign, lipschitz=1.0)},
+        {"method": lpom.LPOM(weights=lpom.Adaptive(optimizer=adam_with_decay))},
+        {"method": lpom.LPOM(weights=lpom.Adaptive(optimizer=torch.optim.RMSprop))},
+    ],
+)
+def test_pickles_hold_functions_of_the_user(blobs, params):
+    X, y = blobs
+    model = small(**params, max_iter=3).fit(X, y)
+    back = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(back.predict_proba(X), model.predict_proba(X))
+    np.testing.assert_array_equal(
+        back.partial_fit(X, y).coefs_[0], model.partial_fit(X, y).coefs_[0]
+    )
 
 
 # -- bad input ----------------------------------------------------------------------------------
@@ -440,7 +615,7 @@ def test_a_chunk_that_diverges_leaves_weights_optimiser_and_batch_order(blobs, m
 
     def spoiled(self, problem, batch, state):
         outputs = step(self, problem, batch, state)
-        problem.network.parameters[0].data.fill_(torch.nan)
+        problem.graph.parameters[0].data.fill_(torch.nan)
         return outputs
 
     with monkeypatch.context() as patch, pytest.raises(lpom.DivergenceError):
@@ -475,8 +650,9 @@ def test_partial_fit_on_the_same_data_is_one_run(blobs, method):
     """Variables that belong to the samples go on too, as they do within one call of fit."""
     X, y = blobs
     chosen = lpom.methods.get(method)
-    if "schedule" in chosen.get_params():
-        chosen.set_params(schedule="constant")
+    for name in chosen.get_params():
+        if name.split("__")[-1] == "schedule":
+            chosen = chosen.with_params(**{name: "constant"})
     settings = dict(method=chosen, batch_size=len(X), n_iter_no_change=99)
     whole = small(max_iter=4, **settings).fit(X, y)
     pieces = small(**settings)
@@ -498,3 +674,26 @@ def test_a_regressor_refuses_losses_for_classes(blobs):
     X, _ = blobs
     with pytest.raises(ValueError, match="loss='hinge' is for classes"):
         MLPRegressor(loss="hinge").fit(X, X[:, 0])
+
+
+def test_a_stopped_fit_goes_on_from_its_checkpoint(blobs, tmp_path, monkeypatch):
+    X, y = blobs
+    whole = small(early_stopping=True).fit(X, y)
+    plan = lpom.Checkpoint(tmp_path, every_minutes=0)
+    step, calls = lpom.LPOM.step, []
+
+    def cut(self, *args):
+        calls.append(args)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(lpom.LPOM, "step", cut)
+    model = small(early_stopping=True, checkpoint=plan)
+    with pytest.warns(UserWarning, match="interrupted"):
+        model.fit(X, y)
+    model = clone(model).fit(X, y)
+    np.testing.assert_array_equal(model.predict_proba(X), whole.predict_proba(X))
+    assert model.loss_curve_ == whole.loss_curve_
+    with pytest.raises(ValueError, match="checkpoint needs an integer as random_state"):
+        small(checkpoint=tmp_path, random_state=None).fit(X, y)

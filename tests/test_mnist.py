@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lpom
-from lpom import LPOM, ConvergenceWarning, datasets
+from lpom import LPOM, ConvergenceWarning, Sweeps, datasets
 from lpom.methods.backprop import Adam
 
 pytestmark = pytest.mark.slow
@@ -70,14 +70,14 @@ def test_eight_hidden_layers_as_matched_back_propagation(mnist, activation, leas
 
 
 def test_top_down_needs_the_safe_step(mnist):
-    options = {"order": "top-down", "sweeps": 3, "mu": 0.3}
+
+    def score(rule):
+        method = LPOM(mu=0.3, states=Sweeps("top-down", most=3, rule=rule))
+        return accuracy(mnist, (128,) * 8, "tanh", epochs=3, method=method)[0]
+
     with pytest.warns(ConvergenceWarning, match="diverge"):
-        plain, _ = accuracy(
-            mnist, (128,) * 8, "tanh", epochs=3, method=LPOM(step_rule="plain", **options)
-        )
-    safe, _ = accuracy(
-        mnist, (128,) * 8, "tanh", epochs=3, method=LPOM(step_rule="safe", **options)
-    )
+        plain = score("plain")
+    safe = score("safe")
     assert plain <= 0.25
     assert safe >= 0.95
 

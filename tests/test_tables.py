@@ -7,11 +7,25 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-import torch
+from sklearn.base import clone
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
-from lpom import losses
+from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError
-from lpom.tables import Classes, Features, Quantity, fit_target, split_rows, target_from_json
+from lpom.tables import (
+    Classes,
+    ColumnPlan,
+    Features,
+    Locale,
+    Quantity,
+    Several,
+    TableEncoder,
+    fit_target,
+    target_from_json,
+)
+from lpom.tables.dates import DateFormat, date_format
+from lpom.tables.numbers import NumberFormat, number_format
+from lpom.tables.scores import always, class_scores, majority, number_scores
 
 TABLE = pd.DataFrame(
     {
@@ -25,46 +39,262 @@ TABLE = pd.DataFrame(
 )
 
 
+def through_json(made):
+    return type(made).from_json(json.loads(json.dumps(made.to_json())))
+
+
+# -- numbers and dates in texts -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected", "form"),
+    [
+        (["1", "-2", "3.5", "+4", ".5", "1e3"], [1, -2, 3.5, 4, 0.5, 1000], (".", "")),
+        (["1,234.5", "12", "1,000,000"], [1234.5, 12, 1e6], (".", ",")),
+        (["1.234,5", "12", "1.000.000", "29.477"], [1234.5, 12, 1e6, 29477], (",", ".")),
+        (["2,5", "3,25", "7"], [2.5, 3.25, 7], (",", "")),
+        (["29,477", "2,5"], [29.477, 2.5], (",", "")),
+        (["29,477", "1,234,567"], [29477, 1234567], (".", ",")),
+        (["29,477", "0,125"], [29.477, 0.125], (",", "")),
+        (
+            ["$3.50", "€ 4", "5 %", "-£6", "(7)", "8 EUR", "$-9"],
+            [3.5, 4, 5, -6, -7, 8, -9],
+            (".", ""),
+        ),
+        (["1 234", "12\u00a0345,5", "1\u202f000"], [1234, 12345.5, 1000], (",", " ")),
+        (["1'234", "5’678.5"], [1234, 5678.5], (".", "'")),
+        (["−3", "4"], [-3, 4], (".", "")),
+        (["29.477", "1.5"], [29.477, 1.5], (".", "")),
+    ],
+)
+def test_numbers_in_texts(texts, expected, form):
+    found = number_format(pd.Series(texts))
+    assert found == NumberFormat(*form)
+    np.testing.assert_allclose(found.read(pd.Series(texts)), expected)
+
+
+def test_what_is_no_number_is_not_one():
+    read = NumberFormat(".", ",").read(pd.Series(["2,5", "1,2345", "one", "", "1,234", "inf"]))
+    np.testing.assert_array_equal(read, [np.nan, np.nan, np.nan, np.nan, 1234, np.nan])
+    assert number_format(pd.Series(["red", "blue"])) is None
+    assert number_format(pd.Series(["007", "12"])) is None  # a code
+
+
+def test_a_comma_that_may_be_either_is_asked_for():
+    texts = pd.Series(["29,477", "1,200"])
+    with pytest.raises(DataError, match="'29,477', which may be 29477 or 29.477: say --thousands"):
+        number_format(texts)
+    assert number_format(texts, thousands=",") == NumberFormat(".", ",")
+    assert number_format(texts, decimal=",") == NumberFormat(",", "")
+    with pytest.raises(DataError, match="uses ',' both before decimals and between thousands"):
+        number_format(pd.Series(["1,234,567", "2,5"]))
+    with pytest.raises(DataError, match="decimal points and decimal commas"):
+        number_format(pd.Series(["1.5", "2,5"]))
+
+
+@pytest.mark.parametrize(
+    ("texts", "form"),
+    [
+        (["2024-01-31", "2023-12-01"], "ISO8601"),
+        (["2024-01-31 12:30", "2023-12-01 00:00"], "ISO8601"),
+        (["2024-01-31T12:30:00Z", "2023-12-01T01:00:00+02:00"], "ISO8601"),
+        (["31.01.2024", "01.12.2023"], "%d.%m.%Y"),
+        (["01.02.2024", "03.04.2023"], "%d.%m.%Y"),
+        (["31/01/2024", "01/12/2023"], "%d/%m/%Y"),
+        (["01/31/2024", "12/01/2023"], "%m/%d/%Y"),
+        (["31/01/24 08:15", "01/12/23 17:00"], "%d/%m/%y %H:%M"),
+        (["31 Jan 2024", "1 Dec 2023"], "%d %b %Y"),
+        (["January 31, 2024", "December 1, 2023"], "%B %d, %Y"),
+    ],
+)
+def test_dates_in_texts(texts, form):
+    found = date_format(pd.Series(texts))
+    assert found == DateFormat(form)
+    days = found.read(pd.Series(texts))
+    assert int(days[0] // 1) in (19753, 19754) or texts[0].startswith("01.02")  # 2024-01-31
+    assert days[0] > days[1]
+
+
+def test_days_and_months_that_may_change_places_are_asked_for():
+    texts = pd.Series(["03/04/2024", "05/06/2024"])
+    with pytest.raises(DataError, match="'03/04/2024'.*--date-order dmy or mdy"):
+        date_format(texts)
+    assert date_format(texts, "dmy").form == "%d/%m/%Y"
+    assert date_format(texts, "mdy").form == "%m/%d/%Y"
+    for words in (["red", "blue"], ["10-12", "13-15"], ["A-1", "B-2"], ["12:30", "13:00"]):
+        assert date_format(pd.Series(words)) is None
+
+
+def test_a_date_becomes_days_and_its_cycles():
+    moments = pd.Series(pd.date_range("2024-01-01", periods=400, freq="25h"))
+    form = DateFormat().with_cycles(DateFormat().read(moments))
+    assert form.cycles == ("year", "week", "day")
+    made = form.inputs("t", form.read(moments))
+    assert list(made) == ["t"] + [f"t, {c} {f}" for c in form.cycles for f in ("sin", "cos")]
+    hours = (moments.dt.hour + moments.dt.minute / 60) / 24
+    np.testing.assert_allclose(made["t, day sin"], np.sin(2 * np.pi * hours), atol=1e-9)
+    week = (made["t"] - 4) % 7  # 1970-01-05 was a Monday
+    np.testing.assert_array_equal(np.floor(week), moments.dt.day_of_week)
+    missing = form.inputs("t", pd.Series([np.nan]))
+    assert np.isnan(missing["t"][0]) and missing["t, week cos"][0] == 0
+
+
+# -- plans ----------------------------------------------------------------------------------------
+
+
+def kinds(frame, **options):
+    return {column.name: column.kind for column in ColumnPlan.decide(frame, **options).columns}
+
+
+def test_each_kind_of_column_is_told_from_its_values():
+    assert kinds(TABLE) == {
+        "age": "number", "colour": "category", "member": "yes/no", "height": "number",
+        "site": "dropped", "one": "dropped",
+    }  # fmt: skip
+
+
+def rows(n=60, **columns):
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({"x": rng.normal(size=n), **{k: list(v) for k, v in columns.items()}})
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "why"),
+    [
+        (range(1, 61), "dropped", "counts the rows"),
+        (np.arange(60) ** 2 % 61, "number", ""),
+        ([f"person {k}" for k in range(60)], "dropped", "an identifier: 60 different values in 60"),
+        ([f"all is said about {k} here" for k in range(60)], "dropped", "free text: 60 different"),
+        ([None] * 60, "dropped", "empty"),
+        (["n/a", ""] * 30, "dropped", "empty"),
+        (["5", "5.0"] * 30, "dropped", "'5' in every row"),
+        (["x"] * 60, "dropped", "'x' in every row"),
+        ([3.5] * 60, "dropped", "3.5 in every row"),
+        ([3.5, None] * 30, "number", "missing in 30 rows"),
+        ([*(f"{k}.5" for k in range(58)), "?", "unknown"], "number", "'?', 'unknown' taken as mis"),
+        (["yes", "no", ""] * 20, "yes/no", "missing in 20 rows"),
+        (["01067", "10115", "80331"] * 20, "category", "3: '01067', '10115', '80331'"),
+        (["A12", "7", "1.50"] * 20, "category", "3: '1.50', '7', 'A12'"),
+        ([f"v{k % 25}" for k in range(60)], "category", "the 10 most frequent of 25, the others"),
+    ],
+)
+def test_a_column_is_told_from_its_values(values, kind, why):
+    (_, (name, found, said)) = ColumnPlan.decide(rows(c=values)).rows()
+    assert (name, found) == ("c", kind) and said.startswith(why)
+
+
+def test_numbers_that_name_the_rows_go_by_their_column_too():
+    values = np.random.default_rng(0).permutation(10_000)[:60]
+    for name in ("id", "PassengerId", "customer_id", "ID", "order no"):
+        assert kinds(rows(**{name: values}))[name] == "dropped"
+    for name in ("width", "paid", "grid", "valid"):
+        assert kinds(rows(**{name: values}))[name] == "number"
+
+
+def test_the_user_knows_better():
+    frame = rows(code=np.arange(60) % 5, id=range(60), note=[f"n{k}" for k in range(60)])
+    asked = {"code": "category", "id": "number", "note": "category", "x": "dropped"}
+    assert kinds(frame, kinds=asked) == {
+        "x": "dropped", "code": "category", "id": "number", "note": "category",
+    }  # fmt: skip
+    assert kinds(frame, ignore=["code"])["code"] == "dropped"
+    with pytest.raises(DataError, match="column 'note' should be a number, as asked for.*'n0'"):
+        ColumnPlan.decide(frame, kinds={"note": "number"})
+
+
+def test_all_problems_come_at_once():
+    frame = rows(a=["29,477", "1,200"] * 30, b=["03/04/2024", "05/06/2024"] * 30, c=[1e308] * 60)
+    frame.loc[0, "c"] = -1e308
+    with pytest.raises(DataError) as caught:
+        ColumnPlan.decide(frame, ignore=["y"], kinds={"x": "nmber"})
+    for part in (
+        "column 'a' holds '29,477'",
+        "column 'b' holds dates",
+        "column 'c' holds values up",
+    ):
+        assert part in str(caught.value)
+    assert "unknown column 'y'" in str(caught.value) and "kind of column 'nmber'" in str(
+        caught.value
+    )
+
+
+def test_points_are_asked_for_where_another_column_has_decimal_commas():
+    frame = rows(a=["2,5", "3,25"] * 30, b=["1.234", "29.477"] * 30)
+    with pytest.raises(DataError, match="column 'b' holds '1.234', which may be 1234 since .*'a'"):
+        ColumnPlan.decide(frame)
+    plan = ColumnPlan.decide(frame, locale=Locale(thousands="."))
+    np.testing.assert_array_equal(plan.read(frame)["b"][:2], [1234, 29477])
+    plan = ColumnPlan.decide(frame, locale=Locale(decimal="."))
+    np.testing.assert_array_equal(plan.read(frame)["b"][:2], [1.234, 29.477])
+
+
+def test_a_plan_prints_itself():
+    assert str(ColumnPlan.decide(TABLE)).splitlines()[1:3] == [
+        "colour  category  3: 'blue', 'green', 'red'",
+        "member  yes/no    ",
+    ]
+
+
+# -- features -------------------------------------------------------------------------------------
+
+
 def test_each_kind_of_column_is_encoded():
     features = Features.fit(TABLE)
     X = features.encode(TABLE)
-    numbers = TABLE[["age", "height"]].to_numpy()
-    np.testing.assert_allclose(X[:, :2], (numbers - numbers.mean(0)) / numbers.std(0), rtol=1e-6)
-    np.testing.assert_array_equal(X[:, 2], [1, 0, 1, 1])
+    numbers = TABLE[["age", "member", "height"]].to_numpy(float)
+    np.testing.assert_allclose(X[:, :3], (numbers - numbers.mean(0)) / numbers.std(0), rtol=1e-6)
     # blue, green, red
     np.testing.assert_array_equal(X[:, 3:], [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 0]])
     assert X.dtype == np.float32 and X.shape == (4, features.n_inputs)
+    assert features.names == ["age", "member", "height", "colour"]
 
 
-def test_scales_are_those_of_the_training_rows_and_categories_of_all():
-    features = Features.fit(TABLE, [0, 1, 2])
-    assert features.numbers["age"] == (30.0, pytest.approx(np.std([20, 30, 40])))
-    assert features.categories == {"colour": ("blue", "green", "red")}
-    X = features.encode(TABLE)
-    np.testing.assert_allclose(X[:3].mean(0)[:2], 0, atol=1e-6)
+def test_missing_values_become_medians_and_are_told():
+    frame = pd.DataFrame({"a": [1.0, np.nan, 3.0, 8.0], "c": ["u", None, "v", "u"]})
+    features = Features.fit(frame)
+    assert features.input_names == ["a", "a is missing", "c = u", "c = v", "c = (missing)"]
+    X = features.encode(frame)
+    filled = np.array([1.0, 3.0, 3.0, 8.0])
+    np.testing.assert_allclose(X[:, 0], (filled - filled.mean()) / filled.std(), rtol=1e-6)
+    np.testing.assert_allclose(X[:, 1], (np.eye(4)[1] - 0.25) / np.std(np.eye(4)[1]), rtol=1e-6)
+    np.testing.assert_array_equal(X[:, 2:], [[1, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]])
 
 
-def test_columns_that_do_not_vary_are_not_needed():
-    features = Features.fit(TABLE)
-    assert features.names == ["age", "height", "member", "colour"]
-    without = TABLE.drop(columns=["site", "one"])
-    changed = TABLE.assign(one=1e9, site="y")
-    for table in (without, changed, TABLE[TABLE.columns[::-1]]):
-        np.testing.assert_array_equal(features.encode(table), features.encode(TABLE))
+def everything(n=60):
+    rng = np.random.default_rng(1)
+    days = pd.Series(pd.date_range("2020-01-01", periods=n, freq="11D"))
+    return pd.DataFrame(
+        {
+            "odd": rng.normal(size=n) / 3,
+            "price": [f"€{x:,.2f}" for x in rng.uniform(1, 5000, n)],
+            "hole": np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n)),
+            "kind": rng.choice(["a", "b", None], n),
+            "many": [f"v{k * k % 23}" for k in range(n)],
+            "flag": rng.choice(["yes", "no"], n),
+            "day": days.dt.strftime("%d.%m.%Y"),
+            "stamp": days,
+            "id": range(n),
+        }
+    )
 
 
 def test_the_state_goes_through_json_exactly():
-    frame = TABLE.assign(odd=np.random.default_rng(0).normal(size=4) / 3)
+    frame = everything()
     features = Features.fit(frame)
-    again = Features.from_json(json.loads(json.dumps(features.to_json())))
-    assert again == features
+    again = through_json(features)
+    assert again == features and again.plan == through_json(features.plan)
     np.testing.assert_array_equal(again.encode(frame), features.encode(frame))
+    X = features.encode(frame)
+    n_numbers = X.shape[1] - sum("=" in name for name in features.input_names)
+    np.testing.assert_allclose(X[:, :n_numbers].mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(X[:, :n_numbers].std(0), 1, atol=1e-5)
 
 
 def test_unscaled_numbers_enter_as_they_are():
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
-    frame = pd.DataFrame(x, columns=["a", "b", "c"])
-    np.testing.assert_array_equal(Features.unscaled(["a", "b", "c"]).encode(frame), x)
+    features = Features.fit(pd.DataFrame(x, columns=["a", "b", "c"]), scale=False)
+    np.testing.assert_array_equal(features.encode(pd.DataFrame(x, columns=["a", "b", "c"])), x)
+    assert through_json(features) == features
 
 
 @pytest.mark.parametrize(
@@ -72,59 +302,79 @@ def test_unscaled_numbers_enter_as_they_are():
 )
 def test_flags_may_be_written_in_several_ways(member):
     features = Features.fit(TABLE)
-    encoded = features.encode(TABLE.assign(member=member))
+    encoded = features.encode(TABLE.assign(member=member), warn=True)
     np.testing.assert_array_equal(encoded, features.encode(TABLE))
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        (lambda t: t.drop(columns="age"), "the table lacks 'age'; the columns expected are 'age'"),
-        (lambda t: t.assign(extra=1), "has 'extra', which training never saw"),
-        (lambda t: t.rename(columns={"age": "Age"}), "lacks 'age' and has 'Age'"),
-        (
-            lambda t: t.assign(colour=["red", "blue", "violet", "red"]),
-            "column 'colour' holds 'violet' in row 3.*expected one of 'blue', 'green', 'red'",
-        ),
-        (lambda t: t.assign(age=["1", "2", "old", "4"]), "column 'age' holds 'old' in row 3"),
-        (lambda t: t.assign(age=[1.0, np.nan, 2.0, 3.0]), "column 'age' holds nan in row 2"),
-        (lambda t: t.assign(height=[1.0, 2.0, 1e300, 3.0]), "column 'height' holds 1e.300 in row"),
-        (lambda t: t.assign(member=[1, 0, 2, 1]), "'member' holds '2' in row 3; expected true or"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_told_why(change, sentence):
-    with pytest.raises(DataError, match=sentence):
-        Features.fit(TABLE).encode(change(TABLE))
-
-
-@pytest.mark.parametrize(
-    ("frame", "ignored", "sentence"),
-    [
-        (TABLE[["site", "one"]], [], "no column differs from row to row"),
-        (TABLE, ["hight"], "unknown column to ignore 'hight'; did you mean 'height'"),
-        (
-            pd.DataFrame({"id": [f"row {k}" for k in range(50)]}),
-            [],
-            r"'id' holds 50 different texts in 50 rows.*--ignore id",
-        ),
-        (
-            pd.DataFrame({"day": pd.date_range("2020", periods=4)}),
-            [],
-            "'day' holds values of type datetime64.*--ignore day",
-        ),
-        (pd.DataFrame({"a": [1e308, -1e308, 0.0]}), [], "'a' holds values up to 1e.308"),
-    ],
-)
-def test_a_table_nothing_can_be_learnt_from(frame, ignored, sentence):
-    with pytest.raises(DataError, match=sentence):
-        Features.fit(frame, ignored=ignored)
-
-
-def test_ignored_columns_may_come_or_stay_away():
-    features = Features.fit(TABLE, ignored=["age"])
-    assert "age" not in features.names
+def test_columns_not_in_use_may_come_change_or_stay_away():
+    features = Features.fit(TABLE)
     expected = features.encode(TABLE)
-    np.testing.assert_array_equal(features.encode(TABLE.drop(columns="age")), expected)
+    for table in (
+        TABLE.drop(columns=["site", "one"]),
+        TABLE.assign(one=1e9, site="y", extra=1),
+        TABLE[TABLE.columns[::-1]],
+        TABLE.astype({"age": str, "height": str}),
+    ):
+        np.testing.assert_array_equal(features.encode(table, warn=True), expected)
+    with pytest.raises(DataError, match="the table lacks 'age', 'colour'; the columns expected"):
+        features.encode(TABLE.drop(columns=["age", "colour"]))
+
+
+def test_what_is_unlike_training_is_taken_so_with_a_warning():
+    features = Features.fit(TABLE)
+    other = TABLE.assign(colour=["red", "mauve", None, "red"], age=[20, None, 40, 50])
+    with pytest.warns(UserWarning) as said:
+        X = features.encode(other, warn=True)
+    assert str(said[0].message) == (
+        "unlike in training: column 'age' has no value in 1 row; column 'colour' holds 'mauve'; "
+        "column 'colour' has no value in 1 row."
+    )
+    np.testing.assert_array_equal(X[1:3, 3:], 0)  # no category is there
+    assert X[1, 0] == pytest.approx((35 - 35) / np.std([20, 30, 40, 50]))  # the median
+    with pytest.raises(DataError, match="column 'height' is too far from all of training in row 1"):
+        features.encode(TABLE.assign(height=1e300))
+
+
+def test_rare_and_new_values_share_an_input():
+    frame = rows(c=[f"v{k % 25}" for k in range(60)])
+    features = Features.fit(frame)
+    assert features.input_names[-1] == "c = (other)"
+    X = features.encode(frame.assign(c="never seen"), warn=True)
+    np.testing.assert_array_equal(X[:, 1:-1], 0)
+    np.testing.assert_array_equal(X[:, -1], 1)
+
+
+def test_words_of_the_library_may_be_values():
+    words = ["(other)", "(missing)", None] * 4 + [f"v{k % 24}" for k in range(96)]
+    features = Features.fit(rows(len(words), c=words))
+    X = features.encode(rows(len(words), c=words))
+    assert X.shape[1] == len(set(features.input_names)) and np.isin(X[:, 1:].sum(1), 1).all()
+
+
+def test_arrays_and_frames_with_repeated_names():
+    x = np.random.default_rng(0).normal(size=(30, 2))
+    np.testing.assert_allclose(TableEncoder().fit_transform(x).mean(0), 0, atol=1e-6)
+    with pytest.raises(DataError, match="more than one column 'a'"):
+        Features.fit(pd.DataFrame(x, columns=["a", "a"]))
+
+
+def test_nothing_to_learn_from():
+    with pytest.raises(
+        DataError, match="no column to learn from .*'site': 'x' in every row; 'one'"
+    ):
+        Features.fit(TABLE[["site", "one"]])
+
+
+def test_the_encoder_is_a_transformer_of_scikit_learn():
+    encoder = TableEncoder(ignore=["age"], kinds={"height": "category"})
+    X = clone(encoder).fit_transform(TABLE)
+    assert X.shape == (4, 1 + 3 + 3)
+    made = encoder.fit(TABLE)
+    assert list(made.get_feature_names_out())[:2] == ["member", "colour = blue"]
+    np.testing.assert_array_equal(made.transform(TABLE), X)
+
+
+# -- targets --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -133,16 +383,22 @@ def test_ignored_columns_may_come_or_stay_away():
         (["b", "a", "b"], "auto", Classes("t", ("a", "b"))),
         ([True, False, True], "auto", Classes("t", ("False", "True"))),
         ([10, 9, 10, 9, 2, 2], "auto", Classes("t", ("2", "9", "10"))),
-        ([1, 2, 3, 4], "auto", Quantity("t", 2.5, np.std([1, 2, 3, 4]))),
-        ([1.0, 2.0, 1.0, 2.0], "auto", Quantity("t", 1.5, 0.5)),
+        (["10", "9", "10", "9", "2", "2"], "auto", Classes("t", ("2", "9", "10"))),
+        ([1, 2, 3, 4], "auto", Quantity("t")),
+        ([1.0, 2.0, 1.0, 2.0], "auto", Quantity("t")),
         ([1.0, 2.0, 1.0, 2.0], "classification", Classes("t", ("1", "2"))),
-        ([0, 1, 1, 0], "regression", Quantity("t", 0.5, 0.5)),
+        (["1.200,5", "3,25", None, "7"], "auto", Quantity("t", NumberFormat(",", "."))),
+        ([0, 1, 1, 0], "regression", Quantity("t")),
+        (["none", "a", "none", "?"], "auto", Classes("t", ("a", "none"))),
     ],
 )
 def test_what_a_target_is(values, task, expected):
-    target = fit_target(pd.Series(values, name="t"), task)
+    frame = pd.DataFrame({"t": values})
+    target = fit_target(frame, ["t"], task)
     assert target == expected
     assert target_from_json(json.loads(json.dumps(target.to_json()))) == target
+    gaps = [value is None or value == "?" for value in values]
+    np.testing.assert_array_equal(target.known(frame), np.logical_not(gaps))
 
 
 @pytest.mark.parametrize(
@@ -152,50 +408,38 @@ def test_what_a_target_is(values, task, expected):
         ([3, 3, 3], "auto", "'t' has one class only, '3'"),
         ([0.5, 0.5], "auto", "'t' is 0.5 in every row"),
         ([f"name {k}" for k in range(30)], "auto", "30 different values in 30 rows, too many"),
-        (["a", "b", "a"], "regression", "column 't' holds 'a' in row 1; expected a number"),
-        (["a", None, "b"], "auto", "'t' has no value in row 2"),
+        (["a", "b", "a"], "regression", "'t' holds 'a' in row 1"),
+        ([None, None], "auto", "'t' has no value in any row"),
+        ([*map(str, range(40)), "oh"], "auto", "'t' holds 'oh' in row 41 .*--task classification"),
+        (["1,200", "29,477"], "auto", "'t' holds '1,200', which may be 1200 or 1.200"),
         ([1e200, 2e200, 4e200], "regression", "goes from 1e.200 to 4e.200.*another unit"),
-        ([1e-200, 2e-200, 4e-200], "regression", "can't be computed with"),
+        ([1.0, np.inf, 2.0], "auto", "'t' is infinite in some rows"),
     ],
 )
 def test_targets_that_cannot_be_learnt(values, task, sentence):
+    frame = pd.DataFrame({"t": values})
     with pytest.raises(DataError, match=sentence):
-        fit_target(pd.Series(values, name="t"), task)
+        fit_target(frame, ["t"], task)
     with pytest.raises(ValueError, match="unknown task 'clasification'; did you mean"):
-        fit_target(pd.Series(values, name="t"), "clasification")
+        fit_target(frame, ["t"], "clasification")
 
 
-def test_classes_are_coded_and_answered_by_name():
-    target = Classes.fit(pd.Series(["b", "a", "c"], name="t"))
-    assert list(target.encode(pd.Series(["c", "a"]))) == [2, 0]
-    with pytest.raises(DataError, match="the target 't' holds 'd' in row 2"):
-        target.encode(pd.Series(["a", "d"]))
-    outputs = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 0.0]])
-    answers = target.answers(outputs, losses.get("cross-entropy"), probabilities=True)
-    assert list(answers["prediction"]) == ["b", "a"]
-    assert list(answers.columns[1:]) == ["probability_a", "probability_b", "probability_c"]
-    np.testing.assert_allclose(answers.iloc[:, 1:], torch.softmax(outputs.double(), 1))
-
-
-@pytest.mark.parametrize("loss", ["squared", "binary-cross-entropy", "hinge", "huber"])
-def test_probabilities_sum_to_one_and_agree_with_the_answer(loss):
-    target = Classes("t", ("a", "b", "c"))
-    outputs = torch.tensor([[-5.0, -3.0, -4.0], [0.2, 0.9, 0.1]])
-    answers = target.answers(outputs, losses.get(loss), probabilities=True)
-    shares = answers.iloc[:, 1:].to_numpy()
-    np.testing.assert_allclose(shares.sum(1), 1)
-    assert list(answers["prediction"]) == ["b", "b"] and list(shares.argmax(1)) == [1, 1]
-
-
-def test_a_quantity_is_answered_in_its_own_unit():
-    values = pd.Series([100.0, 300.0, 200.0, 1e6], name="price")
-    target = Quantity.fit(values, [0, 1, 2])
-    coded = target.encode(values)
-    assert coded[:3].mean() == pytest.approx(0, abs=1e-6)
-    back = target.answers(torch.from_numpy(coded)[:, None], losses.get("squared"))
-    np.testing.assert_allclose(back["prediction"], values, rtol=1e-6)
+def test_targets_are_coded_and_answered_in_their_own_words():
+    classes = Classes("t", ("a", "b", "c"))
+    frame = pd.DataFrame({"t": ["c", "a", "d", None]})
+    assert list(classes.encode(frame)) == [2, 0, -1, -1]
+    assert list(classes.known(frame)) == [True, True, False, False]
+    assert list(classes.answers(np.array([1, 0]))["prediction"]) == ["b", "a"]
+    assert list(classes.shares(np.eye(3))) == ["probability_a", "probability_b", "probability_c"]
+    both = fit_target(pd.DataFrame({"u": [1.5, 2.5], "v": [3.5, 4.5]}), ["u", "v"])
+    assert isinstance(both, Several) and both.task == "regression" and both.name == "u, v"
+    again = target_from_json(json.loads(json.dumps(both.to_json())))
+    assert again == both
     with pytest.raises(ValueError, match="probabilities belong to classes"):
-        target.answers(torch.zeros(1, 1), losses.get("squared"), probabilities=True)
+        both.shares(np.zeros((1, 2)))
+
+
+# -- splits and scores ----------------------------------------------------------------------------
 
 
 def test_splits_are_stratified_seeded_and_whole():
@@ -209,17 +453,25 @@ def test_splits_are_stratified_seeded_and_whole():
     assert len(split_rows(3, 0.1, np.random.default_rng(0))[1]) == 0
 
 
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        ([*range(20), "n/a?", *range(21, 60)], "holds 'n/a\\?' in row 21, where most .* numbers"),
-        ([f"{k}.5" for k in range(60)], "numbers that are stored as texts"),
-        ([f"{k},5" for k in range(60)], "numbers with a decimal comma, like '0,5'"),
-        ([f"2024-{1 + k // 28:02}-{1 + k % 28:02}" for k in range(60)], "dates, like '2024-01-01'"),
-        ([f"person {k}" for k in range(60)], "60 different texts in 60 rows.*--ignore a"),
-    ],
-)
-def test_a_column_of_texts_that_all_differ_is_told_what_it_is(values, sentence):
-    frame = pd.DataFrame({"a": [str(value) for value in values], "b": range(60)})
-    with pytest.raises(DataError, match=f"column 'a' .*{sentence}"):
-        Features.fit(frame)
+@pytest.mark.parametrize("n_classes", [2, 3])
+def test_scores_are_those_of_scikit_learn(n_classes):
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, n_classes, 50)
+    shares = rng.dirichlet(np.ones(n_classes), 50)
+    said = shares.argmax(1)
+    found = class_scores(truth, said, shares)
+    assert found["accuracy"] == np.mean(truth == said)
+    assert found["balanced accuracy"] == pytest.approx(balanced_accuracy_score(truth, said))
+    assert found["F1"] == pytest.approx(f1_score(truth, said, average="macro"))
+    given = shares[:, 1] if n_classes == 2 else shares
+    assert found["AUC"] == pytest.approx(roc_auc_score(truth, given, multi_class="ovr"))
+    assert "AUC" not in class_scores(truth[:1], said[:1], shares[:1])
+
+
+def test_baselines_answer_always_the_same():
+    most, scores = majority(np.array([1, 1, 0]), np.array([1, 0, 0, 1]), 2)
+    assert most == 1 and scores["accuracy"] == scores["balanced accuracy"] == scores["AUC"] == 0.5
+    truth = np.array([1.0, 3.0])
+    found = always(np.array([4.0, 6.0]), truth, "regression")
+    assert found == {"R²": -9.0, "MAE": 3.0, "RMSE": pytest.approx(np.sqrt(10))}
+    assert number_scores(truth[:1], truth[:1]) == {"MAE": 0, "RMSE": 0}

@@ -21,6 +21,7 @@ from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, eva
 if TYPE_CHECKING:
     from lpom import datasets, networks, saving
     from lpom.estimators import MLPClassifier, MLPRegressor
+    from lpom.runs import load
 
 __version__ = "0.1.0"
 
@@ -51,6 +52,7 @@ __all__ = [
     "evaluate",
     "fit",
     "lift",
+    "load",
     "losses",
     "methods",
     "mlp",
@@ -61,7 +63,11 @@ __all__ = [
 ]
 
 #: Loaded when asked for: they need more than torch.
-_LATER = {"MLPClassifier": "lpom.estimators", "MLPRegressor": "lpom.estimators"}
+_LATER = {
+    "MLPClassifier": "lpom.estimators",
+    "MLPRegressor": "lpom.estimators",
+    "load": "lpom.runs",
+}
 _ROOMS = ("datasets", "networks", "saving")
 
 

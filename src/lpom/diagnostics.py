@@ -23,10 +23,10 @@ from lpom.objective import (
     rho,
     spectral_rates,
 )
+from lpom.training.measuring import evaluating
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays
 from lpom.training.tasks import Task
-from lpom.training.trainer import evaluating
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,12 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     """The weight of every node's gap, by its index; the first, of the data, is not read.
 
     By patterns of names (as a shell's, the first that fits counts): a node has its own name, that
-    of its activation, and the names of the weights below it.
+    of its activation, the names of the weights below it, and the last one is "output" too.
     """
     if isinstance(mu, str):
         raise TypeError(f"mu must be a number, one per node or a mapping by name, got {mu!r}.")
     if isinstance(mu, Mapping):
-        values = [_by_name(mu, node) for node in graph]
+        values = [_by_name(mu, node, node.index == graph.output) for node in graph]
     elif isinstance(mu, float | Real):
         values = [float(mu)] * len(graph)
     else:
@@ -68,8 +68,8 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     return [1.0, *values]
 
 
-def _by_name(mu: Mapping[str, float], node: Node) -> float:
-    names = [node.name, *node.edge.names]
+def _by_name(mu: Mapping[str, float], node: Node, last: bool) -> float:
+    names = [node.name, node.activation.name, *node.edge.names, *["output"] * last]
     for pattern, value in mu.items():
         if any(fnmatchcase(name, pattern) for name in names):
             return float(value)
@@ -138,9 +138,9 @@ def kkt_residuals(
     r"""How far states and weights are from the optimality conditions, root mean square.
 
     States (eqs. 17 and 27), as distance from the fixed point, zero exactly where they hold:
-    :math:`X_v - \phi_v(Z_v - G_v)`. Weights (eq. 20), per sample: :math:`\sum_u \mu_u A_u^T R_u / m`
-    over the uses of each weight, divided by the largest of their mu. One number per node, and one
-    per weight in the order of ``graph.parameters``.
+    :math:`X_v - \phi_v(Z_v - G_v)`. Weights (eq. 20), per sample:
+    :math:`\sum_u \mu_u A_u^T R_u / m` over the uses of each weight, divided by the largest of
+    their mu. One number per node, and one per weight in the order of ``graph.parameters``.
     """
     Z = [X[0], *(value(node, X, switches) for node in graph)]
     R = [X[0], *(node.activation.phi(Z[node.index]) - X[node.index] for node in graph)]
@@ -183,6 +183,7 @@ def edge_norm(
         return torch.zeros(()), torch.zeros(())
     if vector is None or vector.shape != states[k].shape:
         vector = start_vector(states[k])
+    vector = vector.to(states[k])  # it may come from a state of another dtype
     if edge.linear is not None:
         weight = edge.linear.weight.detach()
         norm = vector.new_zeros(())
@@ -225,7 +226,12 @@ def _unit(vector: Tensor, old: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spectral_rates(
-    graph: Graph, loss: Loss, mu: Sequence[float], X: Sequence[Tensor], iterations: int = 20
+    graph: Graph,
+    loss: Loss,
+    mu: Sequence[float],
+    X: Sequence[Tensor],
+    iterations: int = 20,
+    switches: Switches | None = None,
 ) -> tuple[list[float], list[float]]:
     r"""The largest norm of each node's edge, and the factor by which its plain step contracts.
 
@@ -235,9 +241,10 @@ def spectral_rates(
     ``X`` are states at which edges that multiply states are measured.
     """
     norms = {
-        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations)[0])
+        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations, switches)[0])
         for node in graph
         for s in node.sources
+        if X[s].is_floating_point()  # what is looked up by whole numbers has no norm
     }
     rates = []
     for node in graph:
@@ -247,14 +254,17 @@ def spectral_rates(
             slope = gamma * above.activation.lipschitz
             rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2
         rates.append(rate)
-    largest = [max(norms[node.index, s] for s in node.sources) for node in graph]
+    largest = [
+        max((norms.get((node.index, s), 0.0) for s in node.sources), default=0.0) for node in graph
+    ]
     return largest, rates
 
 
 @torch.no_grad()
 def rho(graph: Graph, mu: Sequence[float], X: Sequence[Tensor]) -> list[float]:
     r"""The rate of Theorem 2 for every state but the output:
-    :math:`\sum_c \frac{\mu_c}{\mu_v} \gamma_v \gamma_c \sqrt{\||A_c^T||A_c|\|_1 \||A_c^T||A_c|\|_\infty}`.
+    :math:`\sum_c \frac{\mu_c}{\mu_v} \gamma_v \gamma_c
+    \sqrt{\||A_c^T||A_c|\|_1 \||A_c^T||A_c|\|_\infty}`.
 
     :math:`|A|` has the absolute values of A's entries; for an edge that is not a plain layer it is
     not to be had by products with A, and the rate is NaN.

@@ -1,82 +1,149 @@
-"""A trained network together with what turns a table into its inputs and outputs into answers."""
+"""A fitted estimator together with what makes its inputs of a table and answers of its outputs."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import final
 
+import numpy as np
 import pandas as pd
-import torch
 from torch import nn
 
-from lpom import losses, saving
-from lpom.exceptions import ModelFileError
-from lpom.graph import chain, trace
-from lpom.losses import Loss
-from lpom.tables import Features, Target, target_from_json
+from lpom import saving
+from lpom.estimators import MLPClassifier, MLPRegressor
+from lpom.estimators.saved import describe, restore
+from lpom.exceptions import DataError, ModelFileError
+from lpom.preparation import Reading
+from lpom.tables import Classes, Features, Target, target_from_json
 from lpom.tables.columns import Array
-from lpom.training.sources import ROWS
+from lpom.tables.scores import class_scores, label_scores, number_scores
+from lpom.training.history import History
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Predictor:
-    """Goes from a table to a table; a model file holds all of it."""
+    """Goes from a data frame to predictions; a model file holds all of it.
 
-    model: nn.Module
+    Attributes
+    ----------
+    estimator : MLPClassifier or MLPRegressor
+        The network, as scikit-learn knows it; ``estimator.to_torch()`` is a torch module.
+    features : Features
+        What is done with each column: ``print(predictor.features.plan)``.
+    target : Target
+        What is predicted.
+    reading : Reading
+        How the file was read, for the next one of its kind.
+    """
+
+    estimator: MLPClassifier | MLPRegressor
     features: Features
     target: Target
-    loss: Loss
+    reading: Reading = field(default_factory=Reading)
 
-    def predict(self, frame: pd.DataFrame, *, probabilities: bool = False) -> pd.DataFrame:
-        """A column ``prediction``, and the probability of every class if asked for.
+    @property
+    def model(self) -> nn.Sequential:
+        return self.estimator.to_torch()
 
-        The target column may be there and is not looked at. A table without names, the array
-        ``X`` of an NPZ file, is taken column by column in the order of training.
+    @property
+    def classes_(self) -> Array:
+        """Names of the classes, in the order of the columns of :meth:`predict_proba`."""
+        if not isinstance(self.target, Classes):
+            raise AttributeError("only a model of one column of classes has classes_.")
+        return np.array(self.target.classes, dtype=object)
+
+    def predict(self, frame: pd.DataFrame) -> Array:
+        """Names of classes, or numbers in the unit of the target; a column for each target.
+
+        Columns that training did not use are not looked at, the target's too. Unknown categories
+        and missing values are taken as in training, with a warning. An array is taken column by
+        column in the order of training.
         """
-        if self.target.name not in self.features.names:
-            frame = frame.drop(columns=[self.target.name], errors="ignore")
+        answers: Array = self.answers(self.encode(frame)).to_numpy()
+        return answers[:, 0] if answers.shape[1] == 1 else answers
+
+    def predict_proba(self, frame: pd.DataFrame) -> Array:
+        """The probability of every class, (n, classes); of every label by itself if several."""
+        return np.asarray(self.target.shares(self._shares(self.encode(frame))))
+
+    def score(self, frame: pd.DataFrame) -> dict[str, float]:
+        """Accuracy and the like, or errors in the target's unit, of rows that have the target."""
+        if not set(self.target.names) <= set(frame.columns):
+            raise DataError(f"the table has no column {self.target.name!r} to compare with.")
+        known = self.target.known(frame)
+        if not known.any():
+            raise DataError(f"no row has a known value of {self.target.name!r}.")
+        frame = frame[known]
+        return self.scores(self.encode(frame), self.target.encode(frame))
+
+    def encode(self, frame: pd.DataFrame) -> Array:
+        """The inputs of the network."""
+        if not isinstance(frame, pd.DataFrame):
+            frame = pd.DataFrame(np.asarray(frame)).add_prefix("X")
         columns = self.features.columns
         nameless = [f"X{k}" for k in range(len(columns))]
         if list(frame.columns) == nameless and set(columns) != set(nameless):
             frame = frame.set_axis(columns, axis=1)
-        return self.answers(self.features.encode(frame), probabilities=probabilities)
+        return self.features.encode(frame, warn=True)
 
-    @torch.no_grad()
     def answers(self, inputs: Array, *, probabilities: bool = False) -> pd.DataFrame:
-        """The same, for inputs that are encoded already."""
-        parts = torch.split(torch.from_numpy(inputs), ROWS)
-        outputs = torch.cat([self.model(rows) for rows in parts])
-        return self.target.answers(outputs, self.loss, probabilities)
+        """Predictions for inputs that are encoded already, with probabilities if asked for."""
+        answers = self.target.answers(self.estimator.predict(inputs))
+        if not probabilities:
+            return answers
+        return pd.concat([answers, self.target.shares(self._shares(inputs))], axis=1)
+
+    def scores(self, inputs: Array, truth: Array) -> dict[str, float]:
+        """The same as :meth:`score`, for inputs and targets that are encoded already."""
+        said = self.estimator.predict(inputs)
+        if self.target.task == "regression":
+            return number_scores(truth, said)
+        if truth.ndim == 2:
+            return label_scores(truth, said)
+        return class_scores(truth, said, self._shares(inputs))
+
+    def _shares(self, inputs: Array) -> Array:
+        """A column for each class, also for those that no row to train on had."""
+        if not isinstance(self.estimator, MLPClassifier):
+            return np.asarray(self.target.shares(np.empty(0)))  # which says that there are none
+        found: Array = self.estimator.predict_proba(inputs).astype(np.float64)
+        if not isinstance(self.target, Classes):
+            return found
+        shares = np.zeros((len(found), len(self.target.classes)))
+        shares[:, self.estimator.classes_] = found
+        return shares
 
     def save(self, path: str | os.PathLike[str]) -> None:
         metadata = {
             "features": self.features.to_json(),
             "target": self.target.to_json(),
-            "loss": {"name": self.loss.name, "parameters": self.loss.params()},
+            "estimator": describe(self.estimator),
+            "reading": asdict(self.reading),
         }
-        saving.save(path, self.model, metadata=metadata)
+        saving.save(path, self.estimator._model, metadata=metadata)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Predictor:
+    def load(cls, path: str | os.PathLike[str], history: History | None = None) -> Predictor:
+        """What :meth:`save` wrote; ``history`` if that of the training is known."""
         model, metadata = saving.load(path)
         try:
             features = Features.from_json(metadata["features"])
             target = target_from_json(metadata["target"])
-            loss = losses.get(metadata["loss"]["name"], **metadata["loss"]["parameters"])
+            if not isinstance(model, nn.Sequential):
+                raise TypeError(f"a {type(model).__name__} where a Sequential was expected")
+            estimator = restore(model, metadata["estimator"], history)
+            reading = Reading(**metadata["reading"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(
                 f"{path} holds a network, but not what `lpom train` keeps beside it, the columns "
                 f"and the target of its table ({type(error).__name__}: {error}). Load it with "
                 "lpom.saving.load instead."
             ) from error
-        layers = chain(trace(model))
-        ends = layers[0].map.n_inputs, layers[-1].map.n_outputs
-        if ends != (features.n_inputs, target.n_outputs):
+        if estimator.n_features_in_ != features.n_inputs:
             raise ModelFileError(
-                f"{path} holds a network with {ends[0]} inputs and {ends[1]} "
-                f"outputs for a table that makes {features.n_inputs} and {target.n_outputs}. "
-                "Use the original file, or train again."
+                f"{path} holds a network with {estimator.n_features_in_} inputs for a table that "
+                f"makes {features.n_inputs}. Use the original file, or train again."
             )
-        return cls(model, features, target, loss)
+        return cls(estimator, features, target, reading)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
@@ -12,33 +13,69 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from lpom import datasets
+from lpom.datasets.files import STDIN
+from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
-from lpom.tables import Classes, Features, Quantity, Target, fit_target, split_rows
+from lpom.tables import Classes, Features, Locale, Quantity, Target, fit_target
 from lpom.tables.columns import listed
+from lpom.tables.plan import named
 
 Part: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # inputs, targets
 
 TEST_FRACTION = 0.2
-VALIDATION_FRACTION = 0.1
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """How a file is read, where it does not tell by itself."""
+
+    encoding: str | None = None
+    separator: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    date_order: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("decimal", "thousands"):
+            if getattr(self, name) not in (None, ".", ",", "'", " "):
+                raise ValueError(f"--{name} takes '.' or ',', got {getattr(self, name)!r}.")
+        if self.decimal is not None and self.decimal == self.thousands:
+            raise ValueError(f"--decimal and --thousands are both {self.decimal!r}.")
+        if self.date_order not in (None, "dmy", "mdy"):
+            raise ValueError(f"--date-order takes dmy or mdy, got {self.date_order!r}.")
+
+    @property
+    def locale(self) -> Locale:
+        return Locale(self.decimal, self.thousands, self.date_order)
+
+    def table(self, path: str | os.PathLike[str]) -> datasets.Table:
+        return datasets.read_table(path, encoding=self.encoding, separator=self.separator)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Inputs and targets of the rows to train on, to watch (if there are enough) and to test."""
+    """Inputs and targets of the rows to train on (estimators hold some out) and to test."""
 
     name: str
     features: Features
     target: Target
     train: Part
-    validation: Part | None
     test: Part
     notes: str
-    source: dict[str, Any]  # what `prepare` takes, besides the seed, to make it again
+    source: dict[str, Any] | None  # what `prepare` takes, besides the seed, to make it again
+    reading: Reading = field(default_factory=Reading)
+
+    @property
+    def n_outputs(self) -> int:
+        """Numbers that a network must give: one for a quantity, a label or two classes."""
+        if isinstance(self.target, Classes) and len(self.target.classes) > 2:
+            return len(self.target.classes)
+        return len(self.target.names)
 
     def parts(self) -> dict[str, Part]:
-        held = {} if self.validation is None else {"validation": self.validation}
-        return {"train": self.train, **held, "test": self.test}
+        return {"train": self.train, "test": self.test}
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -55,22 +92,30 @@ class Prepared:
 def prepare(
     data: str,
     *,
-    target: str | None = None,
+    target: str | Sequence[str] | None = None,
     task: str | None = None,
-    ignore: tuple[str, ...] = (),
+    ignore: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    reading: Reading | Mapping[str, str | None] | None = None,
     test_fraction: float | None = None,
     data_dir: str | os.PathLike[str] | None = None,
     seed: int = 0,
 ) -> Prepared:
-    """Read, encode and split ``data``: the name of a data set, or a CSV, Parquet or NPZ file.
+    """Read, split and encode ``data``: the name of a data set, or a file.
 
-    A data set has its own target and test part. A file needs ``target``, and ``test_fraction`` of
-    its rows, 20 % by default, are held out for testing. Of the rows to train on 10 % are only
-    watched. The seed decides which.
+    A data set has its own target and test part. A file needs ``target``, one column or several,
+    and ``test_fraction`` of its rows, 20 % by default, are held out for testing. The seed decides
+    which. What is done with each column is decided from the rows to train on.
     """
     rng = np.random.default_rng(seed)
     if data in datasets.names():
-        given = {"target": target, "task": task, "ignore": ignore, "test fraction": test_fraction}
+        given = {
+            "target": target,
+            "task": task,
+            "ignore": ignore,
+            "kind of column": kinds,
+            "test fraction": test_fraction,
+        }
         for option, value in given.items():
             if value:
                 raise ValueError(
@@ -78,93 +123,112 @@ def prepare(
                     f"option {option} is for files. Leave it out."
                 )
         folder = None if data_dir is None else str(Path(data_dir).resolve())
-        return _from_dataset(datasets.load(data, data_dir), folder, rng)
+        return _from_dataset(datasets.load(data, data_dir), folder)
     path = Path(data)
-    if not path.suffix and not path.exists():
+    if not path.suffix and not path.exists() and data != STDIN:
         raise DataError(
             unknown_name("data set", data, datasets.names())
-            + " A file of your own ends in .csv, .tsv, .parquet or .npz."
+            + " A file of your own ends in .csv, .tsv, .parquet, .xlsx or .npz."
         )
-    return _from_file(path, target, task or "auto", ignore, test_fraction, rng)
+    if not isinstance(reading, Reading):
+        reading = Reading(**(reading or {}))
+    targets = (target,) if isinstance(target, str) else tuple(target or ())
+    plan = {"ignore": tuple(ignore), "kinds": dict(kinds or {})}
+    return _from_file(data, reading, targets, task or "auto", plan, test_fraction, rng)
 
 
-def _from_dataset(data: datasets.Dataset, folder: str | None, rng: np.random.Generator) -> Prepared:
-    classes = data.y_train if data.classes else None
-    kept, watched = split_rows(len(data.x_train), VALIDATION_FRACTION, rng, classes)
+def _from_dataset(data: datasets.Dataset, folder: str | None) -> Prepared:
     frame = pd.DataFrame(data.x_train, columns=list(data.feature_names))
     test = pd.DataFrame(data.x_test, columns=list(data.feature_names))
-    target: Target
-    if data.classes:
-        target = Classes("target", data.classes)
-        y_train, y_test = data.y_train, data.y_test
-    else:
-        target = Quantity.fit(pd.Series(data.y_train, name="target"), kept)
-        y_train, y_test = (target.encode(pd.Series(y)) for y in (data.y_train, data.y_test))
+    target = Classes("target", data.classes) if data.classes else Quantity("target")
     # pictures with values in [0, 1] are as they should be; other numbers are standardised
     ready = data.image_shape is not None and data.picture_scale == 1
-    features = Features.unscaled(data.feature_names) if ready else Features.fit(frame, kept)
-    X = features.encode(frame)
+    features = Features.fit(frame, scale=not ready)
     return Prepared(
         data.name,
         features,
         target,
-        (X[kept], y_train[kept]),
-        (X[watched], y_train[watched]) if len(watched) else None,
-        (features.encode(test), y_test),
+        (features.encode(frame), data.y_train),
+        (features.encode(test), data.y_test),
         data.notes,
         {"data": data.name, "data_dir": folder},
     )
 
 
 def _from_file(
-    path: Path,
-    column: str | None,
+    data: str,
+    reading: Reading,
+    targets: tuple[str, ...],
     task: str,
-    ignore: tuple[str, ...],
+    plan: dict[str, Any],
     test_fraction: float | None,
     rng: np.random.Generator,
 ) -> Prepared:
-    table = datasets.read_table(path, column, ignore=ignore)
-    if table.target is None:
-        raise DataError(
-            f"which column of {path} is to be predicted? Name it with --target; the columns are "
-            f"{listed(map(str, table.features.columns))}."
-        )
     fraction = TEST_FRACTION if test_fraction is None else test_fraction
     if not 0 < fraction < 1:
         raise ValueError(f"the test fraction must lie between 0 and 1, got {fraction:g}.")
-    n = len(table.features)
-    target = fit_target(table.target, task)
-    y = target.encode(table.target)
-    classes = y if target.task == "classification" else None
-    rest, tested = split_rows(n, fraction, rng, classes)
-    if not len(tested) or len(rest) < 2:
+    table = reading.table(data)
+    frame, notes = named(table.frame), list(table.notes)
+    columns = list(frame.columns)
+    if not targets and data.endswith(".npz") and "y" in columns and len(columns) > 1:
+        targets = ("y",)
+    _check_targets(data, targets, columns)
+    target = fit_target(frame, targets, task, reading.locale)
+    labelled = target.known(frame)
+    if not labelled.all():
+        left_out = len(frame) - int(labelled.sum())
+        notes.append(f"{left_out:,} row{'' if left_out == 1 else 's'} without a target left out")
+        frame = frame[labelled]
+    n, y = len(frame), target.encode(frame)
+    stratified = isinstance(target, Classes)
+    kept, tested = split_rows(n, fraction, rng, y if stratified else None)
+    if not len(tested) or len(kept) < 2:
         raise DataError(
-            f"{path} has {n} rows: {len(tested)} to test and {len(rest)} to train on, and at least "
+            f"{data} has {n} rows: {len(tested)} to test and {len(kept)} to train on, and at least "
             "1 and 2 are needed. Use a larger table, or another test fraction."
         )
-    kept, watched = split_rows(
-        len(rest), VALIDATION_FRACTION, rng, None if classes is None else classes[rest]
-    )
-    kept, watched = rest[kept], rest[watched]
-    target = fit_target(table.target, target.task, kept)  # a quantity's scale: training rows alone
-    y = target.encode(table.target)
-    features = Features.fit(table.features, kept, ignore)
-    X = features.encode(table.features)
-    kind = "stratified" if classes is not None else "random"
+    inputs = frame.drop(columns=list(targets))
+    features = Features.fit(inputs.iloc[kept], locale=reading.locale, **plan)
+    kind = "stratified" if stratified else "random"
+    name = Path(data).name if data != STDIN else "standard input"
+    notes.append(f"{kind} split, {fraction:.0%} of the rows held out for testing")
     return Prepared(
-        path.name,
+        name,
         features,
         target,
-        (X[kept], y[kept]),
-        (X[watched], y[watched]) if len(watched) else None,
-        (X[tested], y[tested]),
-        f"{path.name}; {kind} split, {fraction:.0%} of the rows held out for testing.",
-        {
-            "data": str(path.resolve()),
-            "target": target.name,
-            "task": target.task,
-            "ignore": list(ignore),
+        (features.encode(inputs.iloc[kept]), y[kept]),
+        (features.encode(inputs.iloc[tested]), y[tested]),
+        f"{name}; {'; '.join(notes)}.",
+        None
+        if data == STDIN
+        else {
+            "data": str(Path(data).resolve()),
+            "target": list(targets),
+            "task": task,
+            "ignore": list(plan["ignore"]),
+            "kinds": plan["kinds"],
+            "reading": asdict(reading),
             "test_fraction": fraction,
         },
+        reading,
     )
+
+
+def _check_targets(data: str, targets: tuple[str, ...], columns: list[str]) -> None:
+    if not targets:
+        raise DataError(
+            f"which column of {data} is to be predicted? Name it with --target; its columns are "
+            f"{listed(columns)}."
+        )
+    unknown = [name for name in targets if name not in columns]
+    if unknown:
+        raise DataError(
+            " ".join(unknown_name("column to predict", name, columns) for name in unknown)
+        )
+    if len(set(targets)) < len(targets):
+        raise DataError(f"the targets {listed(targets)} name a column more than once.")
+    if len(columns) == len(targets):
+        raise DataError(
+            f"{data} should have columns besides the target {listed(targets)} to predict it from, "
+            "got none."
+        )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, final
@@ -15,39 +17,58 @@ import numpy as np
 import torch
 
 import lpom
-from lpom import losses, methods, plots
-from lpom.checks import as_device
-from lpom.exceptions import ModelFileError
+from lpom import methods, plots
+from lpom.checks import as_device, check_number
+from lpom.estimators import MLPClassifier, MLPRegressor
+from lpom.exceptions import ModelFileError, unknown_name
 from lpom.files import write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
 from lpom.methods import Method
-from lpom.networks.mlp import mlp
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared
-from lpom.training import Callback, EarlyStopping, Result, evaluate, fit
+from lpom.settings import Settings as MethodSettings
+from lpom.tables import Classes, Target
+from lpom.tables.scores import always, majority
+from lpom.training import Callback, Result
 from lpom.training.history import History
+
+_PATIENCE = 10  # epochs without a lower held-out loss, at least, before training stops
+_FEW_ROWS = 8  # to try settings on
+_ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
 
 
 @final
 @dataclass(frozen=True)
 class Settings:
-    """How to train; None leaves a choice to the size of the data."""
+    """How to train; None leaves a choice to the size of the data.
 
-    hidden: tuple[int, ...] = (300, 100)
+    ``method_settings`` are those of the method by name, ``{"mu": 5.0}``; ``class_weight`` is
+    "balanced" or a weight per name of a class.
+    """
+
+    hidden: tuple[int, ...] | None = None
     activation: str = "relu"
     output_activation: str = "identity"
     method: str | Method[Any] = "lpom"
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+    learning_rate: float | None = None
     loss: str = "auto"
+    alpha: float | None = None
+    class_weight: str | Mapping[str, float] | None = None
     epochs: int | None = None
     batch_size: int | None = None
+    early_stopping: bool = True
     seed: int = 0
     device: str = "auto"
 
     def planned(self, n: int) -> tuple[int | None, int]:
-        """Batch size (None: all rows) and epochs for ``n`` rows to train on.
+        """Batch size (None: all rows) and most epochs for ``n`` rows to train on.
 
-        Small tables get small batches, and epochs enough for about 2000 steps.
+        Small tables get small batches, and epochs enough for about 4000 steps.
         """
+        for name in ("epochs", "batch_size"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), whole=True)
         if methods.get(self.method).full_batch:
             if self.batch_size is not None:
                 name = methods.get(self.method).name
@@ -57,8 +78,49 @@ class Settings:
             return None, 100 if self.epochs is None else self.epochs
         small = 32 if n < 10_000 else 100
         batch = min(n, small) if self.batch_size is None else self.batch_size
-        enough = min(max(round(2000 * batch / n), 10), 100)
+        enough = min(max(round(4000 * batch / n), 10), 300)
         return batch, enough if self.epochs is None else self.epochs
+
+    def widths(self, n: int) -> tuple[int, ...]:
+        """Hidden layers for ``n`` rows to train on."""
+        if self.hidden is not None:
+            return self.hidden
+        return (50,) if n < 500 else (100,) if n < 5000 else (300, 100)
+
+    def estimator(self, target: Target, n: int) -> MLPClassifier | MLPRegressor:
+        """The estimator that a user of Python would make for ``n`` rows and this target."""
+        batch, epochs = self.planned(n)
+        made: MLPClassifier | MLPRegressor
+        made = MLPRegressor() if target.task == "regression" else MLPClassifier()
+        made.set_params(
+            hidden_layer_sizes=self.widths(n),
+            activation=self.activation,
+            output_activation=self.output_activation,
+            method=self.method,
+            loss=self.loss,
+            alpha=self.alpha,
+            batch_size="auto" if batch is None else batch,
+            learning_rate_init=self.learning_rate,
+            max_iter=epochs,
+            early_stopping=self.early_stopping and n >= _ENOUGH_TO_WATCH,
+            n_iter_no_change=max(_PATIENCE, epochs // 10),
+            random_state=self.seed,
+            device=as_device(self.device),
+        )
+        if self.class_weight is not None:
+            made.set_params(class_weight=_class_weight(self.class_weight, target))
+        if self.method_settings:
+            made.set_params(
+                **{f"method__{name}": value for name, value in self.method_settings.items()}
+            )
+        return made
+
+
+def method_settings(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
+    """Settings of the estimator's method, those of settings by names with a dot."""
+    found = methods.get(estimator.method).get_params(deep=True)
+    plain = {name: value for name, value in found.items() if not isinstance(value, MethodSettings)}
+    return {name.replace("__", "."): value for name, value in plain.items()}
 
 
 @final
@@ -91,11 +153,16 @@ class Run:
                 f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
                 f"({error}). Train again."
             ) from error
-        return cls(Predictor.load(folder / MODEL), history, config)
+        return cls(Predictor.load(folder / MODEL, history), history, config)
 
 
-def read_predictor(run: Path) -> Predictor:
-    """What predicts, from the folder of a run or from a model file by itself."""
+def load(run: str | os.PathLike[str]) -> Predictor:
+    """What ``lpom train`` left in a folder, or a model file by itself: predicts data frames.
+
+    ``predict``, ``predict_proba`` and ``score`` take the columns of the training table;
+    ``estimator`` is the :class:`~lpom.MLPClassifier` or :class:`~lpom.MLPRegressor` in it.
+    """
+    run = Path(run)
     if run.is_file():
         return Predictor.load(run)
     check_folder(run)
@@ -109,62 +176,44 @@ def train(
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Run:
-    """Train on the training rows, watch the validation rows, measure the test rows once.
+    """Train on the training rows, measure the test rows once.
 
-    A regression keeps the weights of the epoch with the best R2 on the validation rows: small
-    tables of numbers are soon overfitted. Accuracy is too coarse on few rows to choose by, so a
-    classification keeps the last.
+    The very estimators of the library do it: of the training rows they hold out a tenth, stop
+    when the loss on it stands still, and keep the weights for which it was lowest.
     """
-    method = methods.get(settings.method)
-    _check_loss(settings.loss, data)
-    device = as_device(settings.device)
-    batch_size, epochs = settings.planned(len(data.train[0]))
-    sizes = [data.features.n_inputs, *settings.hidden, data.target.n_outputs]
-    model = mlp(sizes, settings.activation, settings.output_activation, seed=settings.seed)
-    watched = data.target.task == "regression" and data.validation is not None
-    keep_best = EarlyStopping(patience=epochs) if watched else False  # never stops, only chooses
+    X, y = data.train
+    estimator = settings.estimator(data.target, len(X))
     started = datetime.now(UTC)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
-        result = fit(
-            model,
-            *data.train,
-            method=method,
-            loss=settings.loss,
-            epochs=epochs,
-            batch_size=batch_size,
-            validation_data=data.validation,
-            seed=settings.seed,
-            device=device,
-            early_stopping=keep_best,
-            progress=progress,
-            callbacks=callbacks,
-        )
-    chosen = bool(keep_best) and result.status != "interrupted"
-    scores = {
-        part: dict(
-            zip(("loss", "score"), evaluate(model, *rows, loss=result.task.loss), strict=True)
-        )
-        for part, rows in data.parts().items()
-    }
+        warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
+        estimator.fit(X, y, callbacks=callbacks, progress=progress)
+    result, batch, method = estimator.result_, estimator.batch_size, estimator._trained_by
+    assert method is not None  # it was trained just now
+    chosen = estimator.early_stopping and result.status != "interrupted"
+    predictor = Predictor(estimator, data.features, data.target, data.reading)
+    results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+    results["test"]["baseline"] = _baseline(data)
     config = {
         "data": data.describe(),
         "network": {
-            "sizes": sizes,
+            "sizes": list(estimator._design.sizes),
             "activation": settings.activation,
             "output_activation": settings.output_activation,
         },
-        "method": {"name": method.name, **method.get_params(deep=False)},
+        "method": {"name": method.name, **method.plain()},
         "loss": {"name": result.task.loss.name, **result.task.loss.params()},
-        "epochs": epochs,
-        "batch_size": batch_size,
+        "alpha": estimator.alpha,
+        "class_weight": settings.class_weight,
+        "epochs": estimator.max_iter,
+        "batch_size": None if batch == "auto" else batch,
         "seed": settings.seed,
-        "device": str(device),
+        "device": str(estimator.device),
         "status": result.status,
-        "weights": "of the best validation epoch" if chosen else "as they were at the end",
+        "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
         "metric": result.task.metric,
-        "results": scores,
-        "timing": _timing(result, len(data.train[0]), started),
+        "results": results,
+        "timing": _timing(result, estimator.t_, started),
         "versions": {
             "lpom": lpom.__version__,
             "torch": torch.__version__,
@@ -172,24 +221,61 @@ def train(
             "python": platform.python_version(),
         },
     }
-    predictor = Predictor(model.cpu(), data.features, data.target, result.task.loss)
     return Run(predictor, result.history, config)
 
 
-def _check_loss(loss: str, data: Prepared) -> None:
-    name = losses.get(loss).name if loss != "auto" else loss
-    if data.target.task == "regression" and name != "auto" and losses.get(name).classifies:
+def rehearse(data: Prepared, settings: Settings) -> None:
+    """Raise now what training would raise of its settings: one step on a few rows."""
+    X, y = data.train
+    rows = np.unique(y, axis=0, return_index=True)[1][:_FEW_ROWS]
+    estimator = replace(settings, early_stopping=False).estimator(data.target, len(X))
+    if not isinstance(data.target, Classes):
+        rows = np.sort(rows)
+    elif len(rows) < 2:
+        return  # which training says better
+    with warnings.catch_warnings(), suppress(ArithmeticError):
+        warnings.simplefilter("ignore")
+        estimator.set_params(max_iter=1).fit(X[rows], y[rows])
+
+
+def _results(predictor: Predictor, X: Any, y: Any) -> dict[str, Any]:
+    estimator = predictor.estimator
+    known: Any = slice(None)
+    if isinstance(predictor.target, Classes):
+        known = np.isin(y, estimator.classes_)
+    loss, score = estimator.evaluate(X[known], y[known])  # a class never trained on has no loss
+    scores = predictor.scores(X, y)
+    return {"loss": loss, "score": scores.get("accuracy", score), **scores}
+
+
+def _baseline(data: Prepared) -> dict[str, Any]:
+    """The same scores of an answer that is always the same."""
+    (_, y), (_, truth) = data.train, data.test
+    if isinstance(data.target, Classes):
+        most, scores = majority(y, truth, len(data.target.classes))
+        return {"answer": f"always {data.target.classes[most]!r}", **scores}
+    name = "always the mean" if data.target.task == "regression" else "always the most frequent"
+    return {"answer": name, **always(y, truth, data.target.task)}
+
+
+def _class_weight(given: str | Mapping[str, float], target: Target) -> Any:
+    if not isinstance(target, Classes):
         raise ValueError(
-            f"the loss {name!r} is for classes, and {data.target.name!r} is a number; use "
-            "'squared' or 'huber', or --task classification."
+            f"class weights are for one column of classes; {target.name!r} is none. Leave it out."
         )
+    if isinstance(given, str):
+        return given
+    for name in given:
+        if name not in target.classes:
+            raise ValueError(unknown_name(f"class of {target.name!r}", name, target.classes))
+    return {k: given.get(name, 1.0) for k, name in enumerate(target.classes)}
 
 
-def _timing(result: Result, n: int, started: datetime) -> dict[str, Any]:
+def _timing(result: Result, seen: int, started: datetime) -> dict[str, Any]:
     seconds = result.training_seconds
     return {
         "started": started.isoformat(timespec="seconds"),
         "seconds": result.seconds,
         "training_seconds": seconds,
-        "samples_per_second": n * len(result.history) / seconds if seconds else None,
+        "samples_per_second": seen / seconds if seconds else None,
     }

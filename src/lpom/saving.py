@@ -1,8 +1,9 @@
 """Model files: a network and what belongs to it in one ``.safetensors`` file, without pickle.
 
-Weights are the tensors ``layers.0.weight``, ``layers.0.bias``, ...; the header holds the
-architecture, the caller's metadata and a checksum of everything, as one JSON text. A file that was
-cut off or changed is refused. (A checksum notices damage; it does not say who wrote the file.)
+Tensors have their names in the module. The header holds, as one JSON text, the network described
+as data (`lpom.graph.description`), which tensors are frozen or shared, the caller's metadata and a
+checksum of everything. A file that was cut off or changed is refused. (A checksum notices damage;
+it does not say who wrote the file. Loading runs no code from it, and not the network either.)
 """
 
 from __future__ import annotations
@@ -18,106 +19,168 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 import lpom
-from lpom import activations
-from lpom.activations import Activation, Identity
-from lpom.exceptions import ModelFileError
+from lpom.exceptions import ModelFileError, warn
 from lpom.files import write_atomically
-from lpom.graph import Chain, chain, trace
+from lpom.graph import description
+from lpom.graph.tracing import unwrapped
 
 FORMAT = "lpom"  # the key of the metadata
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_TEXTS = "__metadata__"  # where the safetensors format keeps them
+MOST_HEADER = 100_000_000  # bytes, as in the safetensors format
 
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_KINDS = {
+    "lpom_version": str,
+    "tensors": dict,
+    "shared": dict,
+    "metadata": dict,
+    "sha256": str,
 }
-_KINDS = {"lpom_version": str, "architecture": list, "metadata": dict, "sha256": str}
 
 
 def save(
     path: str | os.PathLike[str],
     model: nn.Module,
-    *,
+    example: Tensor | None = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``model`` to one file, whole or not at all.
 
+    Any network that :func:`lpom.fit` can train is described as data, so that :func:`load` needs
+    nothing but the file. Of one that needs Python of its own the weights alone are written, which
+    is said in a warning; ``load(path, into=model)`` fills such a model.
+
     Parameters
     ----------
     path : where to, e.g. ``model.safetensors``
-    model : a network that :func:`lpom.fit` can train
+    model : any torch module
+    example : a batch of inputs, for models whose Python asks for sizes, as a loop over time steps
+        does; those sizes are then fixed
     metadata : anything that JSON can hold; :func:`load` gives it back as it is
 
     Raises
     ------
-    TypeError
-        If an activation is the user's own function, which no file can hold.
     ModelFileError
-        If a weight is NaN or infinite.
+        If a weight is NaN or infinite, or has no value yet.
     """
-    graph = trace(model)
-    network = chain(graph)
-    architecture, tensors = _describe(model, network)
-    _check_finite(tensors, "the model")
+    model = unwrapped(model)
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter) or parameter.is_meta:
+            raise ModelFileError(
+                f"{name} has no values yet, so there is nothing to save; call the model once on a "
+                "batch of data first."
+            )
+    network: dict[str, Any] | None = None
+    constants: dict[str, Tensor] = {}
+    reason = ""
+    try:
+        network, constants = description.describe(model, example)
+    except description.Undescribable as error:
+        reason = str(error)
+    found, kinds, shared = description.tensors(model, constants)
+    tensors = _storable(found)
+    _check_values(tensors, kinds, "the model")
     header = {
         "format_version": FORMAT_VERSION,
         "lpom_version": lpom.__version__,
-        "architecture": architecture,
-        "flattens": graph[1].edge.flattens,
+        "network": network,
+        "reason": reason,
+        "tensors": kinds,
+        "shared": shared,
         "metadata": dict(metadata or {}),
     }
     header["sha256"] = _checksum(tensors, header)
     text = json.dumps(header, allow_nan=False)
     write_atomically(Path(path), safetensors.torch.save(tensors, metadata={FORMAT: text}))
+    if network is None:
+        warn(
+            f"{path} holds the weights alone, because the network needs its own Python: {reason}. "
+            "lpom.saving.load(path, into=model) fills a model that your code makes.",
+            UserWarning,
+        )
 
 
-def load(path: str | os.PathLike[str]) -> tuple[nn.Sequential, dict[str, Any]]:
-    """The network and the metadata that :func:`save` wrote, on the CPU.
+def load(
+    path: str | os.PathLike[str], *, into: nn.Module | None = None
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The network and the metadata that :func:`save` wrote, on the CPU, in evaluation mode.
+
+    Parameters
+    ----------
+    path : a file that :func:`save` wrote
+    into : a model to fill, on its own device; its tensors must have the names, shapes and kinds of
+        numbers of those in the file. Without it the network is made from its description: an
+        ``nn.Sequential`` where the saved one was one of known layers, else a module that follows
+        the description step by step.
 
     Raises
     ------
     ModelFileError
-        If the file is not one of ours, is damaged, or was changed; the sentence says how.
+        If the file is not one of ours, is damaged, was changed, or does not fit ``into``; the
+        sentence says how. The model is then as it was.
     """
     path = Path(path)
     if not path.is_file():
         raise ModelFileError(f"there is no model file {path}. Check the path.")
-    tensors, header = _read(path, path.read_bytes())
-    _check_header(path, header)
+    tensors, header = _read(path)
     if header["sha256"] != _checksum(tensors, header):
         raise ModelFileError(
             f"{path} was changed after it was written: its checksum does not match its contents. "
             "Use the original file, or train again."
         )
-    model = _build(path, header["architecture"], tensors)
-    if header.get("flattens"):
-        model.insert(0, nn.Flatten())
-    _check_finite(tensors, str(path))
+    _check_tensors(path, tensors, header)
+    _check_values(tensors, header["tensors"], str(path))
+    if into is not None:
+        _fill(path, unwrapped(into), tensors, header)
+        return into.eval(), header["metadata"]
+    if header.get("network") is None:
+        raise ModelFileError(
+            f"{path} holds the weights alone, because the network needs its own Python: "
+            f"{header.get('reason')}. Make the model as it was made for training and call "
+            "lpom.saving.load(path, into=model)."
+        )
+    try:
+        model = description.build(header["network"], tensors, header["tensors"], header["shared"])
+    except _UNBUILDABLE as error:
+        raise ModelFileError(
+            f"{path} has a description of a network that can't be: {error}. It was changed after "
+            "it was written: use the original file, or train again."
+        ) from error
     return model, header["metadata"]
 
 
-def _describe(model: nn.Module, network: Chain) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Each layer in words, and all weights by name."""
-    architecture = []
-    tensors: dict[str, Tensor] = {}
-    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    for i, (layer, linear) in enumerate(zip(network, linears, strict=True)):
-        architecture.append(
-            {
-                "kind": "dense",
-                "inputs": linear.in_features,
-                "outputs": linear.out_features,
-                "bias": linear.bias is not None,
-                "dtype": str(linear.weight.dtype).removeprefix("torch."),
-                "activation": layer.activation.name,
-                "parameters": layer.activation.params(),
-            }
-        )
-        for name, parameter in linear.named_parameters():
-            tensors[f"layers.{i}.{name}"] = parameter.detach().cpu().contiguous()
-    return architecture, tensors
+#: What torch's own constructors raise, besides ValueError, for settings that make no sense.
+_UNBUILDABLE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def _storable(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors on the CPU, each with memory of its own."""
+    stored: dict[str, Tensor] = {}
+    memory = set()
+    for name, tensor in found.items():
+        if tensor.dtype not in description.DTYPES.values():
+            raise ModelFileError(
+                f"{name} is of {tensor.dtype}, which a model file can't hold; it holds "
+                f"{', '.join(description.DTYPES)}."
+            )
+        plain = tensor.detach().cpu().contiguous()
+        pointer = plain.untyped_storage().data_ptr()
+        stored[name] = plain.clone() if pointer in memory else plain
+        memory.add(pointer)
+    return stored
 
 
 def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
@@ -128,102 +191,134 @@ def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+def _check_values(tensors: Mapping[str, Tensor], kinds: Mapping[str, str], where: str) -> None:
+    """Parameters are finite; a mask among the buffers may be infinite, but nothing is NaN."""
     for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
+        masks = kinds[name] in ("buffer", "constant")
+        bad = torch.isnan(tensor) if masks else ~torch.isfinite(tensor)
+        if bool(bad.any()):
             raise ModelFileError(
                 f"{where} holds NaN or infinity in {name}; such a network cannot predict anything. "
                 "Train again, with a smaller learning rate or a larger mu."
             )
 
 
-def _read(path: Path, content: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    size = int.from_bytes(content[:8], "little")  # a safetensors file: size of header, header
-    try:
-        tensors = safetensors.torch.load(content)
-    except (SafetensorError, ValueError, KeyError) as error:
-        state = "is cut off or damaged" if content[8:9] == b"{" else "is not a safetensors file"
-        raise ModelFileError(
-            f"{path} {state} ({error}). Expected a model.safetensors file that lpom wrote: copy "
-            "it again, or train again."
-        ) from error
-    texts = json.loads(content[8 : 8 + size]).get("__metadata__", {})
-    if FORMAT not in texts:
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header; the size of the file is checked before anything large is read."""
+    with path.open("rb") as file:
+        total = os.fstat(file.fileno()).st_size
+        size = int.from_bytes(file.read(8), "little")
+        begin = file.read(1)
+        if not (begin == b"{" and size <= min(total - 8, MOST_HEADER)):
+            state = "is cut off or damaged" if begin == b"{" else "is not a safetensors file"
+            raise _unreadable(path, state, f"a header of {size} bytes in a file of {total}")
+        try:
+            outer = json.loads(begin + file.read(size - 1))
+            ends = [entry["data_offsets"][1] for key, entry in outer.items() if key != _TEXTS]
+            if max(ends, default=0) != total - 8 - size:
+                raise ValueError(f"the tensors do not fill the {total} bytes of the file")
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            raise _unreadable(path, "is cut off or damaged", error) from error
+        header = _header(path, outer.get(_TEXTS))
+        file.seek(0)
+        try:
+            return safetensors.torch.load(file.read(total)), header
+        except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise _unreadable(path, "is cut off or damaged", error) from error
+
+
+def _unreadable(path: Path, state: str, why: object) -> ModelFileError:
+    return ModelFileError(
+        f"{path} {state} ({why}). Expected a model.safetensors file that lpom wrote: copy it "
+        "again, or train again."
+    )
+
+
+def _header(path: Path, texts: Any) -> dict[str, Any]:
+    if not isinstance(texts, dict) or FORMAT not in texts:
         raise ModelFileError(
             f"{path} is a safetensors file, but not an lpom model: its metadata has no {FORMAT!r}. "
             "Expected a file that `lpom train` or lpom.saving.save wrote."
         )
     try:
-        return tensors, dict(json.loads(texts[FORMAT]))
-    except (TypeError, ValueError) as error:
+        header = dict(json.loads(texts[FORMAT]))
+    except (TypeError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} has metadata that is not valid JSON ({error}).") from error
-
-
-def _check_header(path: Path, header: Mapping[str, Any]) -> None:
     if header.get("format_version") != FORMAT_VERSION:
         raise ModelFileError(
             f"{path} has format version {header.get('format_version')!r}, and lpom "
             f"{lpom.__version__} reads version {FORMAT_VERSION}. It was written by lpom "
-            f"{header.get('lpom_version', 'of unknown version')}: install that version."
+            f"{header.get('lpom_version', 'of unknown version')}: install that version, or train "
+            "again."
         )
-    for key, kind in _KINDS.items():
+    kinds = {**_KINDS, **({"network": dict} if header.get("network") is not None else {})}
+    for key, kind in kinds.items():
         if not isinstance(header.get(key), kind):
             raise ModelFileError(
                 f"{path} lacks {key!r}, a JSON {kind.__name__}, in its metadata. It was changed "
                 "after it was written: use the original file, or train again."
             )
+    return header
 
 
-def _build(path: Path, architecture: list[Any], tensors: dict[str, Tensor]) -> nn.Sequential:
-    modules: list[nn.Module] = []
-    unused = set(tensors)
-    width = None
-    for i, layer in enumerate(architecture):
-        linear, activation = _layer(path, i, layer)
-        if width not in (None, linear.in_features):
-            raise ModelFileError(
-                f"{path} describes layer {i} with {linear.in_features} inputs, but the layer below "
-                f"it has {width} outputs."
-            )
-        width = linear.out_features
-        for part, empty in linear.named_parameters():
-            name = f"layers.{i}.{part}"
-            stored = tensors.get(name)
-            if stored is None or stored.shape != empty.shape or stored.dtype != empty.dtype:
-                found = "none" if stored is None else f"{tuple(stored.shape)} of {stored.dtype}"
-                raise ModelFileError(
-                    f"{path} does not hold the weights of its architecture: {name} should have "
-                    f"shape {tuple(empty.shape)} of {empty.dtype}, got {found}."
-                )
-            unused.discard(name)
-            setattr(linear, part, nn.Parameter(stored))
-        modules += [linear] if activation == Identity() else [linear, activation.to_module()]
-    if not modules or unused:
+def _check_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """The file holds the tensors that its header lists, no more and no fewer."""
+    kinds, shared = header["tensors"], header["shared"]
+    missing, extra = sorted(set(kinds) - set(tensors)), sorted(set(tensors) - set(kinds))
+    if missing or extra:
         raise ModelFileError(
-            f"{path} does not hold the weights of its architecture: that has {len(architecture)} "
-            f"layers, and no place for {', '.join(sorted(unused)) or 'anything'}."
+            f"{path} does not hold the tensors that it lists: "
+            + "; ".join(_listed(missing, "is missing") + _listed(extra, "is too many"))
+            + ". Use the original file, or train again."
         )
-    return nn.Sequential(*modules)
+    for name, kind in kinds.items():
+        if kind not in description.KINDS:
+            raise ModelFileError(
+                f"{path} calls {name} a {kind!r}, which is none of {', '.join(description.KINDS)}."
+            )
+    for name, first in shared.items():
+        if name in kinds or not isinstance(first, str) or first not in kinds:
+            raise ModelFileError(f"{path} says that {name} is {first!r}, which it does not hold.")
 
 
-def _layer(path: Path, i: int, layer: Any) -> tuple[nn.Linear, Activation]:
-    """One layer as its description tells, its weights still without memory."""
-    try:
-        if layer["kind"] != "dense":
-            raise ValueError(f"kind {layer['kind']!r}, where 'dense' is the one known.")
-        activation = activations.get(layer["activation"], **layer["parameters"])
-        # on "meta" no memory is taken and no random number drawn
-        linear = nn.Linear(
-            layer["inputs"],
-            layer["outputs"],
-            bias=bool(layer["bias"]),
-            dtype=_DTYPES[layer["dtype"]],
-            device="meta",
+def _listed(names: list[str], what: str) -> list[str]:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return [f"{shown} {what}"] if names else []
+
+
+def _fill(
+    path: Path, model: nn.Module, tensors: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> None:
+    """Copy the tensors into a model, once all of them are known to fit."""
+    kinds = header["tensors"]
+    kept = {name for name, kind in kinds.items() if kind != "constant"}
+    source = {name: name for name in kept}
+    source |= {name: first for name, first in header["shared"].items() if first in kept}
+    found, _, shared = description.tensors(model)
+    places = {**{name: name for name in found}, **shared}
+    missing, extra = sorted(set(places) - set(source)), sorted(set(source) - set(places))
+    faults = _listed(missing, "of the model is not in the file")
+    faults += _listed(extra, "of the file is not in the model")
+    for name in [name for name in places if name in source]:
+        own, stored = found[places[name]], tensors[source[name]]
+        if own.shape != stored.shape or own.dtype != stored.dtype:
+            faults.append(
+                f"{name} has shape {tuple(own.shape)} of {own.dtype} in the model, "
+                f"{tuple(stored.shape)} of {stored.dtype} in the file"
+            )
+        elif source[name] != source.get(places[name]):
+            faults.append(f"{name} and {places[name]} are one tensor in the model, two in the file")
+    if faults:
+        raise ModelFileError(
+            f"{path} does not fit the model: {'; '.join(faults[:5])}. Make the model as it was "
+            "made for training."
         )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ModelFileError(f"{path} has an invalid description of layer {i}: {error}") from error
-    return linear, activation
+    with torch.no_grad():
+        for name, own in found.items():
+            own.copy_(tensors[source[name]])
+            if isinstance(own, nn.Parameter):
+                own.requires_grad_(kinds[source[name]] != "frozen")

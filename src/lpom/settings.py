@@ -68,9 +68,11 @@ def _plain(value: Any) -> Any:
 
 def chosen(field: str, value: Any, kinds: Mapping[str, type[S]]) -> S:
     """One of several kinds of settings: itself, its name, or ``{name: {setting: value}}``."""
-    if isinstance(value, tuple(kinds.values())):
-        return value
-    name, settings = value, {}
+    for kind in kinds.values():
+        if isinstance(value, kind):
+            return value
+    settings: Any = {}
+    name = value
     if isinstance(value, Mapping) and len(value) == 1:
         ((name, settings),) = value.items()
     if isinstance(name, str) and name in kinds and isinstance(settings, Mapping):

@@ -61,17 +61,17 @@ class States:
         self.graph, self.mu, self.once = graph, mu, once
         self.soft = soft or graph
         self.switches: Switches | None = None if once else {}
-        self.X: list[Tensor] = [inputs] * (len(graph) + 1)
+        self.X: list[Tensor] = [inputs] * (len(graph.nodes) + 1)
         self._token = torch.zeros((), requires_grad=True)
-        self.P: list[Tensor | None] = [None] * (len(graph) + 1)
-        self.pulls: list[Tensor | None] = [None] * (len(graph) + 1)
-        self._own = [False] * (len(graph) + 1)
-        self._Z: list[Tensor | None] = [None] * (len(graph) + 1)
+        self.P: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
+        self.pulls: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
+        self._own = [False] * (len(graph.nodes) + 1)
+        self._Z: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._part_ends: dict[int, list[Any]] = {}  # and, by the edge's node, at parts of them
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
-        for node in graph:
+        for node in graph.nodes:
             self._set(node, node.activation.phi(self.Z(node)))
 
     @property
@@ -134,11 +134,11 @@ class States:
 
         A part is small enough to stay in the processor's cache from one operation to the next.
         """
-        response, Z = self.soft[node.index].activation.response, self.Z(node)
+        response, Z = self.soft.nodes[node.index - 1].activation.response, self.Z(node)
         rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
         if not self._owned(node):
             return response(Z, pull)
-        for z, g in zip(Z.split(rows), pull.split(rows), strict=True):
+        for z, g in zip(torch.split(Z, rows), torch.split(pull, rows), strict=True):
             response(z, g, out=z)
         return Z
 
@@ -208,7 +208,8 @@ class States:
 
     def weights_moved(self) -> None:
         """Every edge is to be evaluated again, and gradients begin anew."""
-        self._Z = [None] * len(self._Z)
+        for node in self.graph:
+            self._forget(node)
         self._graded.clear()
 
     def drop_old_gradients(self) -> None:
@@ -218,7 +219,7 @@ class States:
                 parameter.grad = None
 
     def _phi(self, node: Node, z: Tensor) -> Tensor:
-        return self.soft[node.index].activation.phi(z)
+        return self.soft.nodes[node.index - 1].activation.phi(z)
 
     def _value(self, node: Node) -> Tensor:
         """``Z`` with autograd's graph of this edge alone; a plain product without."""
@@ -244,7 +245,8 @@ class States:
         carried back: so a state takes the memory of one tensor, as in back-propagation, not of
         two.
         """
-        places = {x.data_ptr(): (s, x.shape, x.stride()) for s, x in zip(node.sources, sources)}
+        pairs = zip(node.sources, sources, strict=True)
+        places = {x.data_ptr(): (s, x.shape, x.stride()) for s, x in pairs}
 
         def pack(saved: Tensor) -> Tensor | int:
             s, shape, stride = places.get(saved.data_ptr(), (0, None, None))
@@ -282,13 +284,20 @@ class States:
         above = self.graph.consumers[node.index]
         if self.once and any(reader.edge.linear is None for reader in above):
             with torch.enable_grad():
-                X = _Start.apply(self._token, X)
+                X = _Start.apply(self._token, X)  # type: ignore[no-untyped-call]
             self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
         elif not self.once:
             self._ends[node.index] = X.requires_grad_()
         self.X[node.index] = X
         for reader in above:
-            self._Z[reader.index] = None
+            self._forget(reader)
+
+    def _forget(self, node: Node) -> None:
+        """The edge will say something else: a state that was feed-forward is so no longer."""
+        value = self._Z[node.index]
+        if value is not None and self.P[node.index] is None:
+            self.P[node.index] = value.detach()
+        self._Z[node.index] = None
 
     def _adjoint(
         self, node: Node, residual: Tensor, wanted: Sequence[Any], *, again: bool = False
@@ -309,7 +318,7 @@ class States:
             ratio = self.mu[node.index] / self.mu[source]
             if ratio != 1:
                 pull, own = pull * ratio, True
-            self.pull(self.graph[source], pull, own=own and self.once)
+            self.pull(self.graph.nodes[source - 1], pull, own=own and self.once)
 
     def _hand_part(self, node: Node, part: Part, pull: Tensor | None) -> None:
         """Pull a part of a source, the rest of which stays as it is."""
@@ -330,8 +339,8 @@ class States:
             X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
         if isinstance(share, Tensor):
             R, share = R * share, 1.0
-        for parameter in (linear.weight, linear.bias):
-            if parameter is None or not parameter.requires_grad:
+        for parameter in linear.parameters():
+            if not parameter.requires_grad:
                 continue
             fresh = parameter not in self._graded
             out = parameter.grad if fresh else None  # new memory costs the time to get its pages

@@ -10,7 +10,7 @@ from lpom.experiments.bench import bench_step
 from lpom.experiments.memory import LiveTensors, peak_bytes
 from lpom.losses import get
 from lpom.methods import SGD, Adam, Batch, Problem
-from lpom.network import Lifted, mlp
+from lpom.networks.mlp import mlp
 
 
 def test_live_tensors_are_counted_until_they_are_freed():
@@ -48,9 +48,9 @@ def test_peak_includes_what_the_method_keeps_between_steps():
     """Adam keeps two numbers per weight where SGD keeps none."""
     peaks = {}
     for method in (SGD(), Adam()):
-        network = Lifted.from_module(mlp([50, 40], seed=0))
+        problem = Problem.of(mlp([50, 40], seed=0), get("squared"))
         batch = Batch(torch.ones(3, 50), torch.ones(3, 40))
-        peaks[method.name] = peak_bytes(method, Problem(network, get("squared")), batch)
+        peaks[method.name] = peak_bytes(method, problem, batch)
     weights = 4 * (50 * 40 + 40)
     assert peaks["sgd"] >= weights
     assert 2 * weights <= peaks["adam"] - peaks["sgd"] <= 2 * weights + 100

@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
-from lpom import methods
+from lpom import LPOM, Sweeps, methods
 from lpom.cli import app
 from lpom.experiments import compare as module
 from lpom.experiments.compare import Comparison, as_dataset, compare
@@ -69,7 +69,7 @@ def test_methods_of_a_seed_start_alike(tmp_path, blobs, monkeypatch):
     for method in (methods.METHODS[name] for name in PLAN.methods):
 
         def step(self, problem, batch, state, whole=method.step):
-            weights = [p.detach().clone() for p in problem.network.parameters]
+            weights = [p.detach().clone() for p in problem.graph.parameters]
             first.setdefault(self.name, []).append((*weights, batch.inputs))
             return whole(self, problem, batch, state)
 
@@ -152,7 +152,7 @@ def test_a_regression_is_scored_by_r2(tmp_path):
     data = as_dataset(prepare("diabetes"), "diabetes")
     assert len(data.x_train) == 353  # all of it, the rows to watch too
     assert data.notes.endswith("Inputs standardised.")
-    settings = {"lpom": {"learning_rate": 0.01}}
+    settings = {"lpom": {"weights": {"adaptive": {"learning_rate": 0.01}}}}
     plan = replace(PLAN, methods=("lpom",), epochs=15, settings=settings)
     text = compare(plan, data, tmp_path)
     assert "test R²" in text
@@ -208,8 +208,8 @@ class TestCommand:
     def test_writes_its_files_and_prints_the_table(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         settings = ["--seeds", "0,3", "--set", "adam.learning_rate=3e-3", "--set-epochs", "lpom=3"]
-        settings += ["--set", "lpom.mu=[20, 10]", "--set", "lpom.continuation=false"]
-        settings += ["--set", "lpom.order=interleaved"]
+        settings += ["--set", "lpom.mu=[20, 10]", "--set", "lpom.jumps=continuation"]
+        settings += ["--set", "lpom.states.rule=plain"]
         result = CliRunner().invoke(app, [*self.arguments, *settings])
         assert result.exit_code == 0, result.output
         folder = Path("comparisons/iris")
@@ -224,8 +224,8 @@ class TestCommand:
         ]
         adam = methods.get("adam").get_params()
         assert records[1]["params"] == adam | {"learning_rate": 3e-3}
-        given = {"mu": [20, 10], "continuation": False, "order": "interleaved"}
-        assert records[0]["params"] == methods.get("lpom").get_params() | given
+        given = LPOM(mu=[20, 10], states=Sweeps(rule="plain"), jumps="continuation")
+        assert records[0]["params"] == given.plain()
         assert "- adam: learning_rate=0.003, schedule=linear" in result.stdout
 
     def test_ctrl_c_says_how_to_go_on(self, tmp_path, interrupt):

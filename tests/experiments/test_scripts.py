@@ -39,7 +39,7 @@ def test_every_variant_is_held_out_and_takes_known_parameters(choices):
         for label in choice.variants:
             for trial in choices.trials(choice, label, 1, [0]):
                 assert trial.part == "validation"
-                methods.get(trial.method).set_params(**trial.params)
+                methods.get(trial.method, **trial.params)
                 keys.add(trial.key)
         assert len(keys) == len(choice.variants), f"{choice.title}: two variants are the same"
 
@@ -59,11 +59,18 @@ def test_what_is_explored_is_listed_once_and_without_the_test_set(
     monkeypatch.setattr(explore, "RESULTS", tmp_path)
     tiny = replace(explore.EXPERIMENTS["table3"], dataset="iris")
     monkeypatch.setitem(explore.EXPERIMENTS, "table3", tiny)
-    arguments = ["table3", "--hidden", "8,4", "--epochs", "1", "weights=exact", "ridge=(0.1, 1.0)"]
+    arguments = [
+        "table3",
+        "--hidden",
+        "8,4",
+        "--epochs",
+        "1",
+        "weights={'exact': {'ridge': [0.1, 1.0]}}",
+    ]
     monkeypatch.setattr(sys, "argv", ["explore.py", *arguments])
     explore.main()
     explore.main()
     assert "held out" in capsys.readouterr().out
     (record,) = Store(tmp_path / "tried.jsonl")
     assert (record["experiment"], record["part"]) == ("table3", "validation")
-    assert record["params"] == {"weights": "exact", "ridge": [0.1, 1.0]}
+    assert record["params"] == {"weights": {"exact": {"ridge": [0.1, 1.0]}}}

@@ -74,11 +74,12 @@ def test_a_trial_is_a_run_of_fit(tmp_path, blobs):
     assert record["loss_value"] == loss
 
 
-SETTINGS = [(name, {}) for name in methods.names()]
-SETTINGS += [("lpom", {"order": "top-down", "sweeps": 2}), ("lpom", {"weights": "exact"})]
+SETTINGS = [(name, {}) for name in ("lpom", "adam", "admm")]
+SETTINGS += [("lpom", {"states": {"sweeps": {"order": "top-down", "most": 2}}})]
+SETTINGS += [("lpom", {"weights": "exact"})]
 
 
-@pytest.mark.parametrize("step", [3, 6, 8, 17])
+@pytest.mark.parametrize("step", [3, 17])
 @pytest.mark.parametrize(("name", "params"), SETTINGS)
 def test_a_cut_trial_goes_on_bit_for_bit(tmp_path, blobs, interrupt, name, params, step):
     trial = replace(TRIAL, method=name, params=params)
@@ -167,7 +168,7 @@ def test_divergence_is_a_reason_that_names_the_epoch_of_the_trial(tmp_path, blob
         outputs = whole(self, problem, batch, state)
         if steps == 12:  # in the third epoch
             with torch.no_grad():
-                problem.network.parameters[0].fill_(float("nan"))
+                problem.graph.parameters[0].fill_(float("nan"))
         return outputs
 
     monkeypatch.setattr(Adam, "step", step)

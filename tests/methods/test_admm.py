@@ -10,11 +10,11 @@ import torch
 
 import lpom
 from lpom.activations import get as activation_of
+from lpom.graph import chain, trace
 from lpom.methods import ADMM, ADMMHashing, Batch, Problem
 from lpom.methods.blocks import ridge_states
 from lpom.methods.preactivation import preactivation
 from lpom.methods.regression import Regression
-from lpom.network import Lifted
 
 
 def data(n=50, seed=0):
@@ -26,7 +26,7 @@ def data(n=50, seed=0):
 def started(method, activation="relu", loss="squared", n=50):
     X, y = data(n)
     model = lpom.mlp([4, 6, 5, 3], activation, seed=0, dtype=X.dtype)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get(loss))
+    problem = Problem.of(model, lpom.losses.get(loss))
     target = problem.loss.encode(y, 3, 3, dtype=X.dtype)
     return model, problem, Batch(X, target, whole=True), method.init(problem)
 
@@ -37,7 +37,7 @@ def test_transpose_reduction_does_not_depend_on_the_chunk(ridge, weighted):
     X, _ = data()
     weight = torch.linspace(0.5, 2, len(X), dtype=X.dtype) if weighted else None
     R = torch.randn(len(X), 3, dtype=X.dtype, generator=torch.Generator().manual_seed(1))
-    layer = Lifted.from_module(lpom.mlp([4, 3], dtype=X.dtype))[0]
+    layer = chain(trace(lpom.mlp([4, 3], dtype=X.dtype)))[0]
     solutions = [
         Regression(layer.map, X, ridge=ridge, weight=weight, chunk=chunk).solve(R)
         for chunk in (1, 7, 50, 1000)
@@ -67,7 +67,7 @@ def test_training_does_not_depend_on_the_chunk():
 @pytest.mark.parametrize("sizes", [(6, 3), (3, 6)], ids=["wide", "tall"])
 def test_states_by_ridge_solve_their_normal_equations(sizes):
     generator = torch.Generator().manual_seed(0)
-    layer = Lifted.from_module(lpom.mlp(list(sizes), seed=0, dtype=torch.float64))[0]
+    layer = chain(trace(lpom.mlp(list(sizes), seed=0, dtype=torch.float64)))[0]
     V = torch.randn(8, sizes[0], generator=generator, dtype=torch.float64)
     goal = torch.randn(8, sizes[1], generator=generator, dtype=torch.float64)
     X = ridge_states(layer.map, V, goal, 2.5)
@@ -149,7 +149,7 @@ def test_other_samples_start_anew_and_frozen_layers_stay():
 
 def test_output_activation_is_refused_with_the_reason():
     model = lpom.mlp([4, 5, 3], "relu", "relu", seed=0)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get("squared"))
+    problem = Problem.of(model, lpom.losses.get("squared"))
     with pytest.raises(ValueError, match="no activation on the output .eq. 6., .* has relu"):
         ADMM().init(problem)
 

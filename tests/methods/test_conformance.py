@@ -16,11 +16,10 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 
 import lpom
+from lpom import Exact, Sweeps
 from lpom.activations import ReLU
 from lpom.exceptions import ConvergenceWarning
-from lpom.maps import Dense
 from lpom.methods import METHODS, Batch, Problem
-from lpom.network import Lifted
 
 from . import objectives as paper
 
@@ -47,12 +46,15 @@ def backprop(learning_rate, steps=2000):
     return Case(paper.back_propagation, exact={"learning_rate": learning_rate}, steps=steps)
 
 
-SAFE = {"order": "top-down", "step_rule": "safe", "weights": "exact", "mu": 1.0}
+SAFE = {"states": Sweeps("top-down", rule="safe"), "weights": "exact", "mu": 1.0}
+SETTLED = {
+    "states": Sweeps("top-down", most=40, rule="safe"),
+    "weights": Exact(iterations=3, ridge=1e-4),
+    "mu": 1.0,
+}
 FIXED = {"mu_factor": 1.0, "weights": "gauss-newton", "ridge": 0.0, "sweeps": 3}
 CASES = {
-    "lpom": Case(
-        paper.eq18, ("X",), {**SAFE, "sweeps": 40, "iterations": 3, "ridge": 1e-4}, 200, SAFE
-    ),
+    "lpom": Case(paper.eq18, ("X",), SETTLED, 200, SAFE),
     "sgd": backprop(0.3),
     "nesterov": backprop(0.05),
     "adagrad": backprop(0.3),
@@ -114,7 +116,7 @@ class Trial:
 
 def trial(name, model, X, target, weight=None, **settings):
     method = METHODS[name](**settings)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get("squared"))
+    problem = Problem.of(model, lpom.losses.get("squared"))
     batch = Batch(X, target, weight, whole=True)
     return Trial(model, method, problem, batch, method.init(problem))
 
@@ -168,9 +170,9 @@ def test_hyperparameters_are_those_of_scikit_learn(name):
     params = method.get_params()
     assert clone(method).get_params() == params
     key, value = next((k, v) for k, v in params.items() if isinstance(v, float))
-    assert METHODS[name]().set_params(**{key: value / 2}).get_params()[key] == value / 2
+    assert METHODS[name]().with_params(**{key: value / 2}).get_params()[key] == value / 2
     with pytest.raises(ValueError, match="nonsense"):
-        method.set_params(nonsense=1)
+        method.with_params(nonsense=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -221,7 +223,7 @@ def test_no_step_raises_the_objective_where_that_is_promised(name):
             run.run(1)
             after = run.objective().total
         else:  # a step starts feed-forward, finds its states, and then moves the weights
-            _, forward = run.problem.network.feed_forward(X)
+            _, forward = run.problem.graph.feed_forward(X)
             states = variables(run)
             with torch.no_grad():
                 before = float(CASES[name].objective(run, {"X": forward}).sum())
@@ -282,16 +284,16 @@ def test_interrupted_in_a_step_it_leaves_a_usable_model(name, call, monkeypatch)
     calls = [0]
 
     def counted(function):
-        def interrupted(self, z):
+        def interrupted(*args):
             calls[0] += 1
             if calls[0] == call:
                 raise KeyboardInterrupt
-            return function(self, z)
+            return function(*args)
 
         return interrupted
 
     monkeypatch.setattr(ReLU, "phi", counted(ReLU.phi))
-    monkeypatch.setattr(Dense, "apply", counted(Dense.apply))
+    monkeypatch.setattr(torch.nn.functional, "linear", counted(torch.nn.functional.linear))
     with pytest.warns(UserWarning, match="interrupted"):
         result = fitted(name, model, X, y, epochs=20, batch_size=20)
     assert result.status == "interrupted"
@@ -360,8 +362,13 @@ def variables(run):
     """What the method minimises over, kept by its state or found afresh; the inputs first."""
     names = CASES[run.method.name].variables
     if names and not hasattr(run.state, "samples"):
-        return {"X": run.method.settle(run.problem, run.batch, run.state)}
+        return {"X": settled(run)}
     return {key: list(getattr(run.state, key)) for key in names}
+
+
+def settled(run):
+    found = run.method.settle(run.problem, run.batch, run.state)
+    return found if isinstance(found, list) else [x.detach() for x in found[0].X]
 
 
 def residuals(run, case):
@@ -371,7 +378,7 @@ def residuals(run, case):
         run.objective()
         free = variables(run)
     if case.variables and not free["X"]:
-        free["X"] = run.problem.network.feed_forward(run.batch.inputs)[1]
+        free["X"] = run.problem.graph.feed_forward(run.batch.inputs)[1]
     for key, values in free.items():
         kept = values[:1] if key == "X" else []
         free[key] = kept + [v.detach().clone().requires_grad_() for v in values[len(kept) :]]
@@ -409,9 +416,30 @@ def test_half_a_layer_is_not_frozen_in_silence(name):
     model[0].bias.requires_grad_(False)
     method = METHODS[name](weights="exact") if name == "lpom" else METHODS[name]()
     before = weights(model)
-    with pytest.raises(ValueError, match="Freeze both or neither"):
+    with pytest.raises(ValueError, match="Freeze (both or neither|all or none)"):
         fitted(name, model, X, y, method=method)
     model[0].weight.requires_grad_(False)
     fitted(name, model, X, y, method=method)
     for old, new in zip(before[:2], weights(model)[:2], strict=True):
         assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if METHODS[name].full_batch])
+def test_what_a_run_leaves_does_not_hold_the_data(name):
+    X, y = blobs()
+    state = fitted(name, relu_net(), X, y).state
+
+    def tensors(value):
+        if isinstance(value, torch.Tensor):
+            return [value]
+        if isinstance(value, dict):
+            value = list(value.values())
+        if isinstance(value, list | tuple):
+            return [tensor for inner in value for tensor in tensors(inner)]
+        return tensors(vars(value)) if hasattr(value, "__dict__") else []
+
+    kept = tensors(state)
+    assert kept
+    for tensor in kept:
+        assert tensor.untyped_storage().data_ptr() != X.untyped_storage().data_ptr()
+        assert tensor.shape != X.shape or not torch.equal(tensor, X)

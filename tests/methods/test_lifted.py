@@ -7,7 +7,6 @@ import torch
 
 import lpom
 from lpom.methods import Batch, LiftedNetworks, Problem
-from lpom.network import Lifted
 from lpom.objective import kkt_residuals
 
 FORMULATIONS = ["quadratic", "divergence"]
@@ -15,7 +14,7 @@ FORMULATIONS = ["quadratic", "divergence"]
 
 def problem_of(sizes=(4, 6, 5, 3), output="relu"):
     model = lpom.mlp(list(sizes), "relu", output, seed=0, dtype=torch.float64)
-    return model, Problem(Lifted.from_module(model), lpom.losses.get("squared"))
+    return model, Problem.of(model, lpom.losses.get("squared"))
 
 
 def data(n=30, seed=0):
@@ -55,22 +54,22 @@ def test_feed_forward_states_are_stationary_for_lpom_and_not_for_lifted_networks
     """
     model, problem = problem_of()
     inputs, _ = data()
-    Z, X = problem.network.feed_forward(inputs)
+    Z, X = problem.graph.feed_forward(inputs)
     target = X[-1]
 
-    states, weights = kkt_residuals(problem.network, problem.loss, X, target, [1.0] * 3)
+    states, weights = kkt_residuals(problem.graph, problem.loss, X, target, [1.0] * 4)
     assert max(states) < 1e-12 and max(weights) < 1e-12
 
     method = LiftedNetworks(mu=1.0, rho=0.0, formulation=formulation)
     _, _, found = gradients(method, model, X, target)
     for i in (1, 2):  # hidden states
-        R = Z[i] - X[i + 1] if formulation == "quadratic" else -X[i + 1]
-        pull = R @ problem.network[i].map.matrix()[:, :-1]
-        phi_inverse = X[i] - Z[i - 1]  # where X > 0; elsewhere any number above Z will do
+        R = Z[i + 1] - X[i + 1] if formulation == "quadratic" else -X[i + 1]
+        pull = R @ problem.chain[i].map.matrix()[:, :-1]
+        phi_inverse = X[i] - Z[i]  # where X > 0; elsewhere any number above Z will do
         torch.testing.assert_close(found[i - 1], phi_inverse + pull)
         assert projected(X[i], found[i - 1]) > 0.1
     for i in range(3):
-        R = Z[i] - X[i + 1] if formulation == "quadratic" else -X[i + 1]
+        R = Z[i + 1] - X[i + 1] if formulation == "quadratic" else -X[i + 1]
         torch.testing.assert_close(found[3 + i], R.T @ X[i])
         assert float(found[3 + i].abs().max()) > 0.1
 

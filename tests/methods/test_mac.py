@@ -9,11 +9,10 @@ import torch
 
 import lpom
 from lpom.activations import get as activation_of
-from lpom.maps import Dense
+from lpom.graph import Dense, Layer
 from lpom.methods import MAC, SGD, Batch, Problem
 from lpom.methods.mac import gauss_newton_states, gauss_newton_weights
 from lpom.methods.regression import Regression
-from lpom.network import Layer, Lifted
 
 SMOOTH = ["identity", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "softplus", "hardtanh"]
 LOSSES = ["squared", "cross-entropy", "hinge"]
@@ -47,8 +46,7 @@ def test_objective_is_that_of_the_paper(loss, batch_size, weighted, data):
     weight = torch.linspace(0.5, 2, 40, dtype=X.dtype) if weighted else None
     model = lpom.mlp([5, 6, 4, 3], "tanh", "sigmoid", seed=0, dtype=X.dtype)
     method = MAC(mu=3.0, mu_factor=2.0)
-    network = Lifted.from_module(model)
-    problem = Problem(network, lpom.losses.get(loss))
+    problem = Problem.of(model, lpom.losses.get(loss))
     state = method.init(problem)
     rows = slice(0, batch_size)
     batch = Batch(
@@ -151,7 +149,7 @@ def test_hidden_states_become_stationary_for_given_weights(data):
     X, y = data
     model = lpom.mlp([5, 6, 4, 3], "tanh", seed=0, dtype=X.dtype).requires_grad_(False)
     method = MAC(mu_factor=1.0, weights="gauss-newton", sweeps=200)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get("cross-entropy"))
+    problem = Problem.of(model, lpom.losses.get("cross-entropy"))
     state = method.init(problem)
     target = states_of(X, y, "cross-entropy")
     method.step(problem, Batch(X, target, whole=True), state)

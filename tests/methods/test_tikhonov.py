@@ -8,16 +8,16 @@ import torch
 from scipy.optimize import nnls
 
 import lpom
+from lpom.graph import chain, trace
 from lpom.methods import Batch, Problem, Tikhonov
 from lpom.methods.blocks import estimated_norm, nonnegative_states
 from lpom.methods.regression import Regression
-from lpom.network import Lifted
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])
 def test_states_are_those_of_non_negative_least_squares(ratio):
     generator = torch.Generator().manual_seed(0)
-    layer = Lifted.from_module(lpom.mlp([6, 4], seed=0, dtype=torch.float64))[0]
+    layer = chain(trace(lpom.mlp([6, 4], seed=0, dtype=torch.float64)))[0]
     V = torch.randn(10, 6, generator=generator, dtype=torch.float64)
     goal = torch.randn(10, 4, generator=generator, dtype=torch.float64)
     norm = estimated_norm(layer.map)
@@ -33,7 +33,7 @@ def test_states_are_those_of_non_negative_least_squares(ratio):
 @pytest.mark.parametrize("iterations", [1, 2, 10])
 def test_few_iterations_never_raise_a_sample(iterations):
     generator = torch.Generator().manual_seed(0)
-    layer = Lifted.from_module(lpom.mlp([6, 4], seed=0, dtype=torch.float64))[0]
+    layer = chain(trace(lpom.mlp([6, 4], seed=0, dtype=torch.float64)))[0]
     V = torch.randn(50, 6, generator=generator, dtype=torch.float64)
     goal = torch.randn(50, 4, generator=generator, dtype=torch.float64)
     start = torch.rand(50, 6, generator=generator, dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_no_block_raises_the_objective(loss, output, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(40, 4, generator=generator, dtype=torch.float64)
     model = lpom.mlp([4, 6, 5, 3], "relu", output, seed=0, dtype=X.dtype)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get(loss))
+    problem = Problem.of(model, lpom.losses.get(loss))
     batch = Batch(X, problem.loss.encode(torch.arange(40) % 3, 3, 3, dtype=X.dtype))
     method = Tikhonov(mu=1.0, iterations=3)
     state = method.init(problem)
@@ -84,6 +84,6 @@ def test_no_block_raises_the_objective(loss, output, monkeypatch):
 @pytest.mark.parametrize("hidden, output", [("tanh", "identity"), ("relu", "sigmoid")])
 def test_other_activations_are_refused_with_the_reason(hidden, output):
     model = lpom.mlp([4, 5, 3], hidden, output, seed=0)
-    problem = Problem(Lifted.from_module(model), lpom.losses.get("squared"))
+    problem = Problem.of(model, lpom.losses.get("squared"))
     with pytest.raises(ValueError, match="tikhonov writes a ReLU as the constraint X >= 0"):
         Tikhonov().init(problem)

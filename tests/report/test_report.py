@@ -11,6 +11,7 @@ import re
 import webbrowser
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,12 +24,11 @@ from typer.testing import CliRunner
 from lpom import datasets, saving
 from lpom.cli import app
 from lpom.exceptions import DataError, ModelFileError
-from lpom.predictor import Predictor
 from lpom.report import write_report
 from lpom.report.content import columns, settings
 from lpom.report.page import page
 from lpom.report.pictures import first_layer, png
-from lpom.tables import Classes, Features
+from lpom.tables import Features
 from lpom.training.history import Epoch, History
 
 
@@ -118,7 +118,7 @@ def test_what_is_not_finite_becomes_a_hole():
 def test_confusion_matrix_agrees_with_scikit_learn(digits, told):
     data, test = datasets.load("digits"), told.runs[0]["test"]
     frame = pd.DataFrame(data.x_test, columns=list(data.feature_names))
-    said = digits[1].predictor.predict(frame)["prediction"].astype(int)
+    said = digits[1].predictor.predict(frame).astype(int)
     counts = np.array(test["counts"])
     np.testing.assert_array_equal(counts, confusion_matrix(data.y_test, said))
     recall = counts.diagonal() / counts.sum(1)
@@ -129,9 +129,8 @@ def test_confusion_matrix_agrees_with_scikit_learn(digits, told):
 def test_mistakes_are_the_most_confident_wrong_answers_with_their_pictures(digits, told):
     data, shown = datasets.load("digits"), told.runs[0]["test"]["mistakes"]
     frame = pd.DataFrame(data.x_test, columns=list(data.feature_names))
-    answers = digits[1].predictor.predict(frame, probabilities=True)
-    said = answers.pop("prediction").astype(int).to_numpy()
-    shares = answers.to_numpy().max(1)
+    said = digits[1].predictor.predict(frame).astype(int)
+    shares = digits[1].predictor.predict_proba(frame).max(1)
     wrong = shares[said != data.y_test]
     np.testing.assert_allclose(
         [mistake["share"] for mistake in shown], sorted(wrong, reverse=True)[: len(shown)]
@@ -147,9 +146,8 @@ def test_mistakes_are_the_most_confident_wrong_answers_with_their_pictures(digit
 def test_a_weight_is_red_or_blue_where_its_pixel_is_and_grey_where_none_is():
     data = replace(datasets.load("digits"), image_shape=(2, 2), feature_names=("a", "b", "c", "d"))
     model = one_layer([[3.0, -3.0, 0.0]])
-    predictor = Predictor(
-        model, Features.unscaled(("d", "a", "b")), Classes("t", ("x", "y")), loss=None
-    )
+    rows = pd.DataFrame(np.zeros((2, 3)), columns=["d", "a", "b"])
+    predictor = SimpleNamespace(model=model, features=Features.fit(rows, scale=False))
     made = first_layer(predictor, data)
     (unit,) = made["units"]
     (top_left, top_right), (bottom_left, bottom_right) = pixels(unit["picture"]).astype(int)
@@ -256,7 +254,7 @@ def test_a_regression_has_no_confusion(tmp_path, train):
 def test_settings_are_grouped_and_complete(digits):
     groups = settings(digits[1].config)
     assert groups["network"]["sizes"] == "60, 16, 10"
-    assert groups["method"]["name"] == "lpom" and groups["method"]["mu output"] == "–"
+    assert groups["method"]["name"] == "lpom" and groups["training"]["alpha"] == "–"
     assert groups["training"]["epochs"] == "4" and groups["training"]["seed"] == "0"
     assert not {"results", "timing", "versions"} & set(groups)
 

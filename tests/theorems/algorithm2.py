@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from hypothesis import assume
@@ -12,54 +14,131 @@ from scipy.optimize import brentq
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.maps import Dense
-from lpom.network import Layer
+from lpom.graph import trace
+from lpom.weights.blocks import Block, Use, blocks, least_squares
 
-from .strategies import ACTIVATIONS, seeds
+from .strategies import ACTIVATIONS, Case, seeds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
-    r"""Minimise :math:`\sum_j w_j (\Phi(z_j) - x_j z_j)`, :math:`Z = A W^T` (eq. 30).
+    r"""Minimise :math:`\sum_u \sum_j w_{uj} (\Phi_u(z_j) - \langle x_j, z_j \rangle)` (eq. 30).
 
-    ``A`` are the states below with a column of ones if there is a bias, ``goal`` those above.
+    ``Z_u`` is affine in the weights ``W``, all parameters of the block one after the other:
+    :math:`Z_u(W) = Z_u(W_0) + J_u (W - W_0)`, with ``J`` a dense matrix.
     """
 
-    layer: Layer
-    X: Tensor
-    goal: Tensor
-    weight: Tensor | None
+    block: Block
+    uses: tuple[Use, ...]
+
+    @classmethod
+    def of(
+        cls,
+        case: Case,
+        block: Block,
+        X: Sequence[Tensor],
+        goals: Sequence[Tensor],
+        shares: Sequence[float],
+        weight: Tensor | None = None,
+    ) -> Fit:
+        """A block of a graph, each use counted by its share of mu; from the highest use down."""
+        made = []
+        for v, share in reversed(list(zip(block.uses, shares, strict=True))):
+            node = case.graph[v]
+            each = torch.ones(len(X[0]), dtype=torch.float64) if weight is None else weight
+            sources = tuple(X[s].detach() for s in node.sources)
+            made.append(Use(node, sources, goals[v].detach(), case.switches, share * each))
+        return cls(block, tuple(made))
+
+    def weights(self) -> Tensor:
+        """``W`` as the module has it now."""
+        return torch.cat([p.detach().flatten() for p in self.block.parameters])
+
+    def write(self, W: Tensor) -> None:
+        """Put ``W`` into the module."""
+        sizes = [p.numel() for p in self.block.parameters]
+        for parameter, part in zip(self.block.parameters, W.split(sizes), strict=True):
+            parameter.detach().copy_(part.reshape(parameter.shape))
+
+    @cached_property
+    def start(self) -> Tensor:
+        return self.weights()
+
+    @cached_property
+    def Z(self) -> list[Tensor]:
+        return [self.value(use).detach() for use in self.uses]
+
+    @staticmethod
+    def value(use: Use) -> Tensor:
+        with torch.enable_grad():
+            return use.node.edge(use.sources, use.switches)
+
+    @cached_property
+    def J(self) -> list[Tensor]:
+        """One row per output of each use, one column per weight."""
+        found = []
+        for use in self.uses:
+            rows = []
+            for entry in self.value(use).flatten():
+                row = torch.autograd.grad(entry, self.block.parameters, retain_graph=True)
+                rows.append(torch.cat([part.flatten() for part in row]))
+            found.append(torch.stack(rows))
+        return found
 
     @property
-    def activation(self) -> Activation:
-        return self.layer.activation
+    def gamma(self) -> float:
+        return max(use.node.activation.lipschitz for use in self.uses)
 
-    @property
+    def row_weights(self, use: Use) -> Tensor:
+        """What each output of a use counts for, as a column."""
+        each = torch.ones(len(use.goal), dtype=torch.float64) if use.weight is None else use.weight
+        return each.repeat_interleave(use.goal[0].numel())[:, None]
+
+    @cached_property
     def A(self) -> Tensor:
-        bias = len(self.layer.map.parameters()) == 2
-        return torch.cat([self.X, torch.ones_like(self.X[:, :1])], 1) if bias else self.X
+        """All rows of all uses, each times the root of what it counts for."""
+        pairs = zip(self.uses, self.J, strict=True)
+        return torch.cat([self.row_weights(use).sqrt() * J for use, J in pairs])
 
-    @property
-    def row_weights(self) -> Tensor:
-        return torch.ones(len(self.X), 1).double() if self.weight is None else self.weight[:, None]
+    def at(self, W: Tensor) -> list[Tensor]:
+        return [
+            Z + (J @ (W - self.start)).reshape(Z.shape) for Z, J in zip(self.Z, self.J, strict=True)
+        ]
 
-    def value(self, W: Tensor) -> Tensor:
-        Z = self.A @ W.T
-        return (self.row_weights * (self.activation.primitive(Z) - self.goal * Z)).sum()
+    def F(self, W: Tensor) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for use, Z in zip(self.uses, self.at(W), strict=True):
+            values = use.node.activation.primitive(Z).flatten(1).sum(1)
+            values = values - (use.goal * Z).flatten(1).sum(1)
+            total = total + (values if use.weight is None else use.weight * values).sum()
+        return total
 
-    def metric(self, ridge: float) -> Tensor:
-        """``A^T A + lambda I``, rows weighted, lambda relative to the size of A."""
-        weighted = self.row_weights.sqrt() * self.A
-        lam = ridge * weighted.square().sum() / weighted.shape[1]
-        return weighted.T @ weighted + lam * torch.eye(self.A.shape[1]).double()
+    def residual(self, W: Tensor) -> Tensor:
+        """``phi(Z) - X`` of all uses, one after the other, each times its root weight."""
+        parts = [
+            self.row_weights(use).sqrt()[:, 0] * (use.node.activation.phi(Z) - use.goal).flatten()
+            for use, Z in zip(self.uses, self.at(W), strict=True)
+        ]
+        return torch.cat(parts)
 
-    def pseudo_inverse(self, ridge: float) -> Tensor:
-        """What takes a residual to the least squares change of the weights, (n, m)."""
-        if ridge:
-            inverse = torch.linalg.pinv(self.metric(ridge), hermitian=True)  # zero for A = 0
-            return inverse @ (self.row_weights * self.A).T
-        root = self.row_weights.sqrt()
-        return torch.linalg.pinv(root * self.A) * root.T
+    def strength(self, ridge: float) -> float:
+        """lambda, relative to the size of A."""
+        return ridge * float(self.A.square().sum()) / self.A.shape[1]
+
+    def metric(self, strength: float) -> Tensor:
+        """``A^T A + lambda I``."""
+        return self.A.T @ self.A + strength * torch.eye(self.A.shape[1]).double()
+
+    def pseudo_inverse(self, strength: float) -> Tensor:
+        """What takes a residual to the least squares change of the weights."""
+        if strength:
+            return torch.linalg.pinv(self.metric(strength), hermitian=True) @ self.A.T
+        return torch.linalg.pinv(self.A)
+
+    def strength_of_the_library(self, ridge: float) -> float:
+        """Conjugate gradients only estimate the size of A: theirs where they serve."""
+        squares = least_squares(self.block, self.uses, ridge)
+        return float(getattr(squares, "ridge", self.strength(ridge)))
 
 
 def thetas(count: int) -> list[float]:
@@ -73,16 +152,22 @@ def thetas(count: int) -> list[float]:
     return values
 
 
-def algorithm_2(fit: Fit, iterations: int, ridge: float) -> list[Tensor]:
-    """``[x_0, x_1, ..., x_{K+1}]`` from ``x_0 = x_1``, the weights that the layer has."""
-    theta, gamma = thetas(iterations), fit.activation.lipschitz
-    inverse = fit.pseudo_inverse(ridge)
-    x = [fit.layer.map.matrix(), fit.layer.map.matrix()]
+def algorithm_2(fit: Fit, iterations: int, strength: float) -> list[Tensor]:
+    """``[x_0, x_1, ..., x_{K+1}]`` from ``x_0 = x_1``, the weights that the block has."""
+    theta, inverse = thetas(iterations), fit.pseudo_inverse(strength)
+    x = [fit.start, fit.start]
     for k in range(1, iterations + 1):
         y = theta[k] * x[k] - math.sqrt(theta[k]) * (theta[k - 1] * x[k - 1] - x[k])
-        residual = fit.activation.phi(fit.A @ y.T) - fit.goal
-        x.append(y - 1 / gamma * (inverse @ residual).T)
+        x.append(y - 1 / fit.gamma * (inverse @ fit.residual(y)))
     return x
+
+
+def one_layer(
+    linear: nn.Linear, act: Activation, X: Tensor, goal: Tensor, weight: Tensor | None = None
+) -> Fit:
+    graph = trace(nn.Sequential(linear, act.to_module()))
+    (block,) = blocks(graph)
+    return Fit(block, (Use(graph[1], (X,), goal, None, weight),))
 
 
 @st.composite
@@ -106,6 +191,7 @@ def fits(draw: st.DrawFn, *, tall: bool | None = None, weighted: bool | None = N
     if weighted is None:
         weighted = draw(st.booleans())
     weight = torch.rand(m, generator=generator, dtype=torch.float64) + 0.2 if weighted else None
-    fit = Fit(Layer(Dense(linear), act), normal(m, n), act.phi(1.5 * normal(m, n_out)), weight)
-    assume(torch.linalg.cond(fit.A) < 1e3)
-    return fit
+    X = normal(m, n)
+    rows = torch.cat([X, torch.ones(m, 1).double()], 1) if bias else X
+    assume(torch.linalg.cond(rows) < 1e3)
+    return one_layer(linear, act, X, act.phi(1.5 * normal(m, n_out)), weight)

@@ -1,15 +1,14 @@
 r"""The safe step: no block of states ever raises F, however large the weights are.
 
 With mirror map :math:`\Phi^*` (1/gamma-strongly convex) and a rest that is
-:math:`r \gamma_i \|W\|^2`-smooth, a move of share :math:`\alpha \le 1` changes the block's
-objective by at most
+:math:`s = \sum_c (\mu_c / \mu_v) \gamma_c \|A_c\|^2`-smooth, c running over the nodes that read the
+state, a move of share :math:`\alpha \le 1` changes the block's objective by at most
 
 .. math:: \left(1 - \tfrac{1}{\alpha}\right) D(x', x) - \tfrac{1}{\alpha} D(x, x')
-          + \tfrac{1}{2} r \gamma_i \|W\|^2 |x' - x|^2,
-          \qquad D \ge \tfrac{1}{2 \gamma_{i-1}} |x' - x|^2,
+          + \tfrac{s}{2} |x' - x|^2, \qquad D \ge \tfrac{1}{2 \gamma_v} |x' - x|^2,
 
-which is not positive up to :math:`\alpha = 2 / (1 + r \gamma_{i-1} \gamma_i \|W\|_2^2)`: twice
-what the step takes. That factor is what covers a norm that power iteration sees from below.
+which is not positive up to :math:`\alpha = 2 / (1 + \gamma_v s)`: twice what the step takes. That
+factor is what covers a norm that power iteration sees from below.
 """
 
 from __future__ import annotations
@@ -18,102 +17,141 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from lpom import activations, losses
+from lpom import activations, losses, mlp
 from lpom.activations import Identity
-from lpom.maps import Dense
-from lpom.methods import Batch
-from lpom.methods.base import Problem
-from lpom.methods.lpom import LPOM
-from lpom.methods.lpom.states import BatchStates, sweep
-from lpom.network import Lifted, mlp
+from lpom.methods import LPOM
+from lpom.methods.lpom import LPOMState, Sweeps
+from lpom.states import States
 
-from .blocks import move_block
-from .strategies import Case, cases, seeds
+from .blocks import move_block, put
+from .strategies import KINDS, Case, cases, of_kind, seeds
 
 #: Norms from harmless to a million.
 huge = st.floats(-2, 6).map(lambda exponent: 10.0**exponent)
 any_mu = st.floats(-3, 3).map(lambda exponent: 10.0**exponent)
-any_case = cases(scale=huge, mu=any_mu)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+TOP_DOWN = LPOM(states=Sweeps(order="top-down", rule="safe"))
 
 
-def safe_alpha(case: Case) -> list[float | torch.Tensor]:
-    """The shares that the method itself computes, from its own power iteration."""
-    method = LPOM(mu=case.mu, order="top-down", step_rule="safe")
-    problem = Problem(case.network, case.loss)
-    return method._alpha(case.network, problem, method.init(problem))
+@torch.no_grad()
+def share(
+    case: Case, states: States, v: int, state: LPOMState | None = None
+) -> float | Tensor | None:
+    """What the method itself computes for a state, from its own power iteration."""
+    method = case.method(order="top-down", rule="safe")
+    state = state or method.init(case.problem)
+    return method._alpha(states, case.graph[v], case.problem, state)
 
 
-def largest_share(case: Case, i: int) -> float:
-    """The largest share of the way of ``X[i]`` that the inequality above allows."""
-    if i == len(case.network):
-        smooth = case.gamma(i - 1) * case.loss.lipschitz / case.mu[i - 1]
-    else:
-        norm = torch.linalg.svdvals(case.weight(i)).max()
-        smooth = case.mu[i] / case.mu[i - 1] * case.gamma(i - 1) * case.gamma(i) * float(norm) ** 2
-    return min(1.0, 2 / (1 + smooth))
+def largest_share(case: Case, X: list[Tensor], v: int) -> float:
+    """The largest share of the way of ``X[v]`` that the inequality above allows."""
+    return min(1.0, 2 / (1 + case.rate(v, X)))
 
 
-def rounding(case: Case, states: BatchStates) -> float:
-    """What F is uncertain by: its terms are products of states and outputs of maps."""
-    size = sum(
-        mu * float((X.norm() + Z.norm()) * (1 + X.norm() + Z.norm()))
-        for mu, X, Z in zip(case.mu, states.X[1:], states.Z, strict=True)
-    )
+@torch.no_grad()
+def rounding(case: Case, states: States) -> float:
+    """What F is uncertain by: its terms are products of states and outputs of edges."""
+    size = 0.0
+    for node in case.graph:
+        X, Z = states.X[node.index].norm(), states.Z(node).norm()
+        size += case.mu[node.index] * float((X + Z) * (1 + X + Z))
     return 1e-13 * (1 + size)
 
 
-def descends(case: Case, states: BatchStates, i: int) -> bool:
-    """Whether one step of ``X[i]`` leaves F where it was or lowers it."""
+def descends(case: Case, states: States, v: int, alpha: float | Tensor | None) -> bool:
+    """Whether one step of ``X[v]`` leaves F where it was or lowers it."""
     before, slack = case.F(states.X), rounding(case, states)
-    move_block(states, i)
+    move_block(case, states, v, alpha)
     return case.F(states.X) <= before + slack + rounding(case, states)
 
 
-@given(any_case, st.sampled_from([0.1, 2.0, 30.0]))
-@settings(max_examples=60)
-def test_no_block_of_states_raises_F(case, spread):
-    states = case.at(case.pre_activations(spread), safe_alpha(case))
+@every_kind
+@given(data=st.data(), spread=st.sampled_from([0.1, 2.0, 30.0]))
+@settings(max_examples=20)
+def test_no_block_of_states_raises_F(kind, data, spread):
+    case = data.draw(of_kind(kind, scale=huge, mu=any_mu))
+    states = case.at(case.pre_activations(spread))
     for _ in range(2):
-        for i in range(1, len(case.network) + 1):
-            assert descends(case, states, i)
+        for v in range(1, len(states.X)):
+            assert descends(case, states, v, share(case, states, v))
 
 
-@given(any_case, st.sampled_from(["top-down", "paper"]))
-@settings(max_examples=40)
-def test_no_sweep_raises_F(case, order):
+@every_kind
+@given(data=st.data(), order=st.sampled_from(["top-down", "paper"]))
+@settings(max_examples=12)
+def test_no_sweep_raises_F(kind, data, order):
     """From the feed-forward start, as in training: one block after the other."""
-    states = BatchStates(
-        case.network, case.loss, case.target, case.inputs, case.mu, safe_alpha(case)
-    )
+    case = data.draw(of_kind(kind, scale=huge, mu=any_mu))
+    method, states = case.method(order=order), case.at()
+    state = method.init(case.problem)
     for _ in range(4):
         before, slack = case.F(states.X), rounding(case, states)
-        sweep(states, order)
+        with torch.no_grad():
+            method._settle(states, case.problem, case.batch, state)
         assert case.F(states.X) <= before + slack + rounding(case, states)
 
 
-@given(any_case, st.sampled_from([0.1, 2.0, 30.0]))
-def test_twice_the_share_is_still_safe(case, spread):
-    alpha = [largest_share(case, i + 1) for i in range(len(case.network))]
-    states = case.at(case.pre_activations(spread), alpha)
-    for i in range(1, len(case.network) + 1):
-        assert descends(case, states, i)
+@every_kind
+@given(data=st.data(), spread=st.sampled_from([0.1, 2.0, 30.0]))
+@settings(max_examples=12)
+def test_twice_the_share_is_still_safe(kind, data, spread):
+    case = data.draw(of_kind(kind, scale=huge, mu=any_mu))
+    states = case.at(case.pre_activations(spread))
+    for v in range(1, len(states.X)):
+        alpha = largest_share(case, [x.detach() for x in states.X], v)
+        assert descends(case, states, v, alpha)
 
 
 @given(cases(acts=[Identity()], layers=(2, 2), scale=st.floats(3, 100)))
 def test_more_than_twice_the_share_is_not(case):
     """Without activations, off the block's minimum along the leading singular vector above."""
-    W, ratio = case.weight(1), case.mu[1] / case.mu[0]
-    share = largest_share(case, 1)
-    assume(share < 0.9)
-    states = case.at(case.pre_activations())
-    constant = states.Z[1] - states.X[1] @ W.T  # the bias, if any
+    W, ratio = case.weight(2), case.mu[2] / case.mu[1]
+    P = case.pre_activations()
+    X = case.states(P)
+    largest = largest_share(case, X, 1)
+    assume(largest < 0.9)
+    Z1, Z2 = case.edge(1, X).detach(), case.edge(2, X).detach()
+    constant = Z2 - X[1] @ W.T  # the bias, if any
     normal_matrix = torch.eye(W.shape[1]).double() + ratio * W.T @ W
-    pulls = states.Z[0] + ratio * (states.X[2] - constant) @ W
+    pulls = Z1 + ratio * (X[2] - constant) @ W
     minimum = torch.linalg.solve(normal_matrix, pulls.T).T
-    P = [minimum + torch.linalg.svd(W).Vh[0], states.P[1]]
-    assert descends(case, case.at(P, [0.98 * share, 1.0]), 1)
-    assert not descends(case, case.at(P, [1.02 * share, 1.0]), 1)
+    start = put(P, 1, minimum + torch.linalg.svd(W).Vh[0])
+    assert descends(case, case.at(start), 1, 0.98 * largest)
+    assert not descends(case, case.at(start), 1, 1.02 * largest)
+
+
+def test_more_than_twice_the_share_is_not_for_a_state_with_two_consumers():
+    """The same matrix above it twice, where no relu bends: their rates add up."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.left, self.right = (nn.Linear(2, 2, bias=False) for _ in range(3))
+
+        def forward(self, x):
+            x = torch.relu(self.first(x))
+            return torch.cat([torch.relu(self.left(x)), torch.relu(self.right(x))], 1)
+
+    model = Twice().double()
+    with torch.no_grad():
+        for layer in (model.first, model.left, model.right):
+            layer.weight.copy_(torch.diag(torch.tensor([3.0, 1.0])))
+    one = torch.ones(1, 2).double()
+    case = Case.of(model, losses.get("squared"), one, torch.ones(1, 4).double(), [2.0, 4, 6, 1])
+    assert [node.sources for node in case.graph] == [(0,), (1,), (1,), (2, 3)]
+    X = case.feed_forward()
+    assert case.rate(1, X) == pytest.approx((4 + 6) / 2 * 9)
+    found = float(share(case, case.at(), 1))
+    assert 0.85 / (1 + case.rate(1, X)) <= found <= 1 / (1 + case.rate(1, X)) + 1e-12
+    # F is a parabola in X[1]: start off its minimum in the first direction, at it in the second
+    minimum = [(2 * 3 + (4 + 6) * 3 * 31) / (2 + 10 * 9), (2 * 1 + (4 + 6) * 31) / (2 + 10)]
+    start = torch.tensor([[minimum[0] + 1, minimum[1]]]).double()
+    P = [one, start, 31 * one, 31 * one, torch.ones(1, 4).double()]
+    largest = largest_share(case, X, 1)
+    assert descends(case, case.at(P), 1, 0.98 * largest)
+    assert not descends(case, case.at(P), 1, 1.02 * largest)
 
 
 @pytest.mark.parametrize("name", ["identity", "relu", "leaky_relu", "tanh", "softplus", "elu"])
@@ -127,23 +165,22 @@ def test_the_plain_iteration_does_raise_F(name, order):
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(8, 6, generator=generator, dtype=torch.float64)
     target = torch.randn(8, 6, generator=generator, dtype=torch.float64)
-    case = Case(
-        Lifted.from_module(model), losses.get("squared"), inputs, target, [1.0] * 3, generator
-    )
+    case = Case.of(model, losses.get("squared"), inputs, target, [1.0] * 3, generator)
 
-    def values(alpha):
-        states = BatchStates(case.network, case.loss, target, inputs, case.mu, alpha)
-        found = [case.F(states.X)]
+    @torch.no_grad()
+    def values(rule):
+        method, states = case.method(order=order, rule=rule), case.at()
+        state, found = method.init(case.problem), [case.F(states.X)]
         for _ in range(5):
-            sweep(states, order)
+            method._settle(states, case.problem, case.batch, state)
             found.append(case.F(states.X))
         return torch.tensor(found, dtype=torch.float64)
 
-    assert values(None).diff().max() > 1.0
-    assert values(safe_alpha(case)).diff().max() < 0
+    assert values("plain").diff().max() > 1.0
+    assert values("safe").diff().max() < 0
 
 
-def with_singular_values(values: torch.Tensor, n_in: int, n_out: int, seed: int) -> Lifted:
+def with_singular_values(values: Tensor, n_in: int, n_out: int, seed: int) -> Case:
     """Identity, then one map with these singular values in random directions."""
     generator = torch.Generator().manual_seed(seed)
     model = mlp([1, n_in, n_out], "identity", seed=0, dtype=torch.float64)
@@ -152,25 +189,21 @@ def with_singular_values(values: torch.Tensor, n_in: int, n_out: int, seed: int)
     k = len(values)
     with torch.no_grad():
         model[-1].weight.copy_(U[:, :k] * values @ V[:, :k].T)
-    return Lifted.from_module(model)
-
-
-def share_of(network: Lifted) -> float:
-    method = LPOM(mu=1.0, order="top-down")
-    problem = Problem(network, losses.get("squared"))
-    return float(method._alpha(network, problem, method.init(problem))[0])
+    one = torch.ones(1, 1).double()
+    return Case.of(model, losses.get("squared"), one, torch.ones(1, n_out).double(), [1.0, 1.0])
 
 
 @given(seeds, st.integers(1, 40), st.integers(1, 40), st.floats(1.0, 50.0), st.floats(0.1, 1e3))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_power_iteration_is_never_below_what_the_step_covers(seed, n_in, n_out, ahead, scale):
     """The leading singular value a little, or much, ahead of a cluster of all the others."""
     values = torch.full((min(n_in, n_out),), scale, dtype=torch.float64)
     values[0] = scale * ahead
     true = float(values.max()) ** 2
-    share = share_of(with_singular_values(values, n_in, n_out, seed))
-    assert share <= 2 / (1 + true)
-    assert share >= 0.8 / (1 + true)  # and it is not needlessly short
+    case = with_singular_values(values, n_in, n_out, seed)
+    found = float(share(case, case.at(), 1))
+    assert found <= 2 / (1 + true)
+    assert found >= 0.8 / (1 + true)  # and it is not needlessly short
 
 
 @given(seeds, st.integers(2, 40))
@@ -178,55 +211,64 @@ def test_power_iteration_on_gaussian_matrices(seed, n):
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(n, n, generator=generator, dtype=torch.float64)
     values = torch.linalg.svdvals(matrix)
-    share = share_of(with_singular_values(values, n, n, seed))
-    assert 0.8 / (1 + float(values[0]) ** 2) <= share <= 2 / (1 + float(values[0]) ** 2)
+    case = with_singular_values(values, n, n, seed)
+    found, true = float(share(case, case.at(), 1)), float(values[0]) ** 2
+    assert 0.8 / (1 + true) <= found <= 2 / (1 + true)
+
+
+@every_kind
+@given(data=st.data())
+@settings(max_examples=8)
+def test_power_iteration_on_every_edge(kind, data):
+    """On one sample where the edge treats all alike, and on the whole batch where it does not."""
+    case = data.draw(of_kind(kind))
+    X = case.states(P := case.pre_activations())
+    states = case.at(P)
+    for v in range(1, len(X)):
+        true, found = case.rate(v, X), float(share(case, states, v))
+        assert 0.8 / (1 + true) <= found <= 1.5 / (1 + true)
 
 
 @given(seeds, st.integers(2, 20), st.floats(0.01, 0.2))
 def test_the_kept_vector_follows_weights_that_move(seed, n, size):
     """Two iterations a batch are enough while weights change by up to a fifth of their norm."""
     generator = torch.Generator().manual_seed(seed)
-    network = with_singular_values(torch.linspace(1, 2, n).double(), n, n, seed)
-    map_ = network[1].map
-    assert isinstance(map_, Dense)
-    method = LPOM(mu=1.0, order="top-down")
-    problem = Problem(network, losses.get("squared"))
-    state = method.init(problem)
+    case = with_singular_values(torch.linspace(1, 2, n).double(), n, n, seed)
+    weight, states, state = case.weight(2), case.at(), TOP_DOWN.init(case.problem)
+    state.mu = case.mu
     for _ in range(20):
         change = torch.randn(n, n, generator=generator, dtype=torch.float64)
-        norm = torch.linalg.matrix_norm(map_.weight, 2)
-        map_.weight.add_(change, alpha=float(size * norm / torch.linalg.matrix_norm(change, 2)))
-        true = float(torch.linalg.matrix_norm(map_.weight, 2)) ** 2
-        assert float(method._alpha(network, problem, state)[0]) <= 2 / (1 + true)
+        norm = torch.linalg.matrix_norm(weight, 2)
+        weight.add_(change, alpha=float(size * norm / torch.linalg.matrix_norm(change, 2)))
+        true = float(torch.linalg.matrix_norm(weight, 2)) ** 2
+        assert float(share(case, states, 1, state)) <= 2 / (1 + true)
 
 
 def test_the_share_counts_the_lipschitz_constants_of_both_layers():
     """Sigmoid below and a ramp of slope 4 above, mu 2 and 6, and the loss on the outputs."""
-    model = mlp([2, 3, 4], "sigmoid", activations.get("sign").smoothed(0.5), seed=0)
-    network = Lifted.from_module(model.double())
-    method = LPOM(mu=[2.0, 6.0], order="top-down")
-    problem = Problem(network, losses.get("hinge"))
-    alpha = method._alpha(network, problem, method.init(problem))
-    true = float(torch.linalg.matrix_norm(model[-2].weight.detach(), 2)) ** 2
-    margin = (1 / float(alpha[0]) - 1) / (3 * 0.25 * 4 * true)
+    model = mlp([2, 3, 4], "sigmoid", activations.get("sign").smoothed(0.5), seed=0).double()
+    one = torch.ones(1, 2).double()
+    case = Case.of(model, losses.get("hinge"), one, torch.ones(1, 4).double(), [2.0, 6.0])
+    true = float(torch.linalg.matrix_norm(case.weight(2), 2)) ** 2
+    margin = (1 / float(share(case, case.at(), 1)) - 1) / (3 * 0.25 * 4 * true)
     assert 1.0 <= margin <= 1.2
-    assert alpha[1] == pytest.approx(1 / (1 + 4 * 2 / 6))
+    assert share(case, case.at(), 2) == pytest.approx(1 / (1 + 4 * 2 / 6))
 
 
 @pytest.mark.parametrize("name", ["relu", "sigmoid", "tanh", "softplus"])
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-2, 1.0])
 def test_only_sweeps_that_truly_raise_F_are_called_diverging(name, noise):
     """In float32 and close to a perfect fit F is all rounding, and says nothing."""
-    network = Lifted.from_module(mlp([10, 20, 20, 5], name, seed=0))
-    problem = Problem(network, losses.get("squared"))
+    model = mlp([10, 20, 20, 5], name, seed=0)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(50, 10, generator=generator)
-    outputs = network.feed_forward(inputs)[1][-1]
-    batch = Batch(inputs, outputs + noise * torch.randn(50, 5, generator=generator))
+    target = model(inputs).detach() + noise * torch.randn(50, 5, generator=generator)
+    case = Case.of(model, losses.get("squared"), inputs, target, [20.0] * 3)
     for rule, scale in [("safe", 1.0), ("plain", 20.0)]:
-        for layer in network:
-            layer.map.set_matrix(scale * layer.map.matrix())
-        method = LPOM(order="top-down", sweeps=10, step_rule=rule)
-        state = method.init(problem)
-        method.end_epoch(problem, batch, state)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(scale)
+        method = case.method(order="top-down", most=10, rule=rule)
+        state = method.init(case.problem)
+        method.end_epoch(case.problem, case.batch, state)
         assert list(state.remarks) == ([] if rule == "safe" else ["diverging sweep"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lpom.activations import Identity
 from lpom.objective import kkt_residuals, spectral_rates
 
-from .blocks import assert_minimum, iterate, settle
-from .strategies import LOSSES, Case, cases
+from .blocks import assert_minimum, iterate, put, settle
+from .strategies import LOSSES, Case, cases, of_kind
 
 #: Bounds on the absolute row sums of the Hessian of each loss, worked out on paper.
 ETA = {
@@ -24,22 +24,22 @@ ETA = {
 
 
 def tau(case: Case) -> float:
-    return case.gamma(case.last) * ETA[case.loss.name] / case.mu[-1]
+    return case.gamma(case.output) * ETA[case.loss.name] / case.mu[case.output]
 
 
 @given(cases())
 def test_the_rate_is_the_theorems(case):
-    _, rates = spectral_rates(case.network, case.loss, case.mu)
+    _, rates = spectral_rates(case.graph, case.loss, case.mu, case.feed_forward())
     assert rates[-1] == pytest.approx(tau(case), rel=1e-14)
 
 
 @given(cases(), st.floats(-3, 1))
 def test_the_plain_iteration_never_expands_by_more_than_tau(case, exponent):
-    P, outputs = case.pre_activations(), len(case.network)
-    nearby = P[-1] + 10**exponent * case.normal(*P[-1].shape)
-    start = case.phi(case.last, P[-1]) - case.phi(case.last, nearby)
-    end = iterate(case, P, outputs) - iterate(case, [*P[:-1], nearby], outputs)
-    assert end.norm() <= tau(case) * start.norm() * (1 + 1e-9) + 1e-12 * (1 + P[-1].norm())
+    P, v = case.pre_activations(), case.output
+    nearby = P[v] + 10**exponent * case.normal(*P[v].shape)
+    start = case.phi(v, P[v]) - case.phi(v, nearby)
+    end = iterate(case, P, v) - iterate(case, put(P, v, nearby), v)
+    assert end.norm() <= tau(case) * start.norm() * (1 + 1e-9) + 1e-12 * (1 + P[v].norm())
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.name)
@@ -57,17 +57,21 @@ def test_tau_is_attained(loss, data):
         assume(start.shape[1] > 1)
         direction[:, 1] = -1.0
         start[:, 2:] = -60.0
-    P, step = case.pre_activations()[:-1], 1e-4 * direction
-    moved = iterate(case, [*P, start + step], len(case.network))
-    moved = moved - iterate(case, [*P, start], len(case.network))
+    P, v, step = case.pre_activations(), case.output, 1e-4 * direction
+    moved = iterate(case, put(P, v, start + step), v) - iterate(case, put(P, v, start), v)
     assert float(moved.norm()) == pytest.approx(tau(case) * float(step.norm()), rel=1e-4)
 
 
-@given(cases(), st.floats(0.05, 0.8))
-def test_below_one_the_limit_is_the_minimum_of_its_block(case, rate):
-    case.mu[-1] *= tau(case) / rate
-    states, outputs = case.at(case.pre_activations()), len(case.network)
-    settle(states, outputs, rate)
-    residuals, _ = kkt_residuals(case.network, case.loss, states.X, case.target, case.mu)
-    assert residuals[-1] <= 1e-13 * (1 + states.Z[-1].norm())
-    assert_minimum(case, states, outputs)
+@pytest.mark.parametrize("kind", ["chain", "slices"])
+@given(data=st.data(), rate=st.floats(0.05, 0.8))
+@settings(max_examples=20)
+def test_below_one_the_limit_is_the_minimum_of_its_block(kind, data, rate):
+    """The outputs of the second kind are a softmax."""
+    case = data.draw(of_kind(kind))
+    v = case.output
+    case.mu[v] *= tau(case) / rate
+    states = case.at(case.pre_activations())
+    settle(case, states, v, rate)
+    residuals, _ = kkt_residuals(case.graph, case.loss, states.X, case.target, case.mu)
+    assert residuals[v - 1] <= 1e-13 * (1 + states.Z(case.graph[v]).norm())
+    assert_minimum(case, states, v)

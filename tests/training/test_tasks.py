@@ -8,7 +8,8 @@ import torch
 from sklearn.metrics import accuracy_score, r2_score
 
 from lpom import activations
-from lpom.training.tasks import Score, Task
+from lpom.training.measuring import Score
+from lpom.training.tasks import Task
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,16 @@ def vector_names() -> list[str]:
     return [name for name, kind in _CLASSES.items() if not kind.elementwise]
 
 
+def torch_calls() -> list[str]:
+    """Bare names of the torch functions that `from_call` knows."""
+    return list(_CALLS)
+
+
+def torch_modules() -> list[type[nn.Module]]:
+    """Classes of torch modules that `from_module` knows."""
+    return list(_MODULES)
+
+
 def examples() -> list[Activation]:
     """One of each kind that has a name: with default parameters, or with some where it has none.
 

@@ -25,6 +25,14 @@ def step(
     sizes: Annotated[
         str, typer.Option(help="Widths of all layers, inputs and outputs included.")
     ] = "784,2048,2048,2048,10",
+    network: Annotated[
+        str, typer.Option(help="A known network in their place, NAME or path.py:make.")
+    ] = "",
+    input_shape: Annotated[str, typer.Option(help="Shape of that network's samples.")] = "3,32,32",
+    network_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
+    ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Method to time (lpom); may be repeated.")
     ] = None,
@@ -40,15 +48,19 @@ def step(
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    chosen = options.pairs("--network-option", "width=0.25", network_option)
     costs = bench_step(
         options.numbers("--sizes", sizes, int),
+        network=network,
+        input_shape=options.numbers("--input-shape", input_shape, int),
+        options={name: options.value(text) for name, text in chosen.items()},
         contenders=method or ["lpom"],
         baseline=baseline,
         batch_size=batch_size,
         rounds=rounds,
     )
     table = Table(
-        caption=f"{sizes.replace(',', '-')}, batches of {batch_size}, {rounds} rounds, "
+        caption=f"{network or sizes.replace(',', '-')}, batches of {batch_size}, {rounds} rounds, "
         f"threads: {torch.get_num_threads()}",
         caption_justify="left",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -42,7 +41,7 @@ def compare(
         list[str] | None,
         typer.Option(
             "--set",
-            help="METHOD.SETTING=VALUE, e.g. admm.beta=2 or lpom.weights.learning_rate=0.001; may be repeated.",
+            help="METHOD.SETTING=VALUE, e.g. lpom.weights.learning_rate=0.001; may be repeated.",
         ),
     ] = None,
     set_epochs: Annotated[
@@ -71,6 +70,7 @@ def compare(
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    chosen_options = options.pairs("--network-option", "width=0.25", network_option)
     if network:
         dataset = datasets.load(data, data_dir)
     else:
@@ -95,7 +95,7 @@ def compare(
         batch_size=size or n_rows,
         seeds=options.numbers("--seeds", seeds, int),
         network=network,
-        options=_options(network_option or ()),
+        options={name: options.value(text) for name, text in chosen_options.items()},
         augment=augment,
         settings=_settings(settings or ()),
         epochs_of=_epochs(set_epochs or ()),
@@ -142,16 +142,6 @@ class _Follower:
         typer.echo(line, err=True)
 
 
-def _options(texts: Sequence[str]) -> dict[str, Any]:
-    made = {}
-    for text in texts:
-        name, _, value = text.partition("=")
-        if not (name and value):
-            raise ValueError(f"--network-option takes NAME=VALUE, e.g. width=0.25, got {text!r}.")
-        made[name] = _value(value)
-    return made
-
-
 def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     made: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -159,16 +149,8 @@ def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
         method, _, setting = name.partition(".")
         if not (method and setting and value):
             raise ValueError(f"--set takes METHOD.SETTING=VALUE, e.g. admm.beta=2, got {text!r}.")
-        made.setdefault(method, {})[setting.replace(".", "__")] = _value(value)
+        made.setdefault(method, {})[setting.replace(".", "__")] = options.value(value)
     return {name: methods.get(name).with_params(**given).plain() for name, given in made.items()}
-
-
-def _value(text: str) -> Any:
-    """A number, list or truth value where the text is one, else the text."""
-    try:
-        return ast.literal_eval(text.title() if text.lower() in ("true", "false") else text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def _epochs(texts: Sequence[str]) -> dict[str, int]:

@@ -10,16 +10,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lpom.commands.show import results_table
+from lpom import datasets
+from lpom.commands.show import plan_table, results_table, scores_table
 from lpom.exceptions import ModelFileError
 from lpom.runs import Run
+from lpom.tables import Classes, Target
 
 
 def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Show the network, data, method, settings and results of a run; checks its model file."""
     kept = Run.read(run)
     try:
-        facts, results = _facts(kept), results_table(kept.config)
+        facts = _facts(kept)
+        tables = results_table(kept.config), scores_table(kept.config)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
             f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
@@ -31,19 +34,23 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     for name, value in facts.items():
         table.add_row(name, Text(value))
     console.print(table)
-    console.print(results)
+    if kept.config["data"]["name"] not in datasets.names():
+        console.print(plan_table(kept.predictor.features.plan))
+    for results in tables:
+        console.print(results)
 
 
 def _facts(run: Run) -> dict[str, str]:
     config, data, network = run.config, run.config["data"], run.config["network"]
     target, features = run.predictor.target, run.predictor.features
     n_weights = sum(parameter.numel() for parameter in run.predictor.model.parameters())
+    n_inputs, n_columns = features.n_inputs, len(features.names)
     method = dict(config["method"])
     timing, versions = config["timing"], config["versions"]
     return {
         "data": f"{data['name']} ({data['notes']})",
-        "inputs": f"{features.n_inputs}, from {len(features.names)} of {data['columns']} columns",
-        "target": f"{data['target']}: {target.task}, {target.n_outputs} outputs",
+        "inputs": f"{n_inputs}, from {n_columns} of {data['columns']} columns",
+        "target": f"{data['target']}: {target.task}{_classes(target)}",
         "network": f"{'-'.join(map(str, network['sizes']))}, {network['activation']}, "
         f"{network['output_activation']} output; {n_weights:,} weights",
         "method": f"{method.pop('name')} ({_settings(method)})",
@@ -54,6 +61,10 @@ def _facts(run: Run) -> dict[str, str]:
         "started": timing["started"],
         "versions": _settings(versions, " "),
     }
+
+
+def _classes(target: Target) -> str:
+    return f", {len(target.classes)} classes" if isinstance(target, Classes) else ""
 
 
 def _settings(values: dict[str, Any], sign: str = "=") -> str:

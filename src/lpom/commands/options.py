@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -10,28 +12,110 @@ import typer
 from lpom import datasets
 from lpom.preparation import TEST_FRACTION
 
+TABLE, NETWORK, TRAINING, RUN = "The table", "The network", "Training", "The run"  # of --help
+
 Data: TypeAlias = Annotated[
-    str, typer.Argument(help=f"A CSV, Parquet or NPZ file, or {', '.join(datasets.names())}.")
+    str,
+    typer.Argument(
+        help="A CSV, Parquet, Excel or NPZ file, - for a CSV from standard input, or "
+        f"{', '.join(datasets.names())}."
+    ),
 ]
-TargetColumn: TypeAlias = Annotated[str | None, typer.Option(help="Column of a file to predict.")]
+TargetColumn: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Column to predict; may be repeated.", rich_help_panel=TABLE),
+]
 TaskName: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="classification or regression, else inferred from the target."),
+    typer.Option(
+        metavar="NAME",
+        help="classification or regression, else told from the target.",
+        rich_help_panel=TABLE,
+    ),
 ]
 Ignored: TypeAlias = Annotated[
-    list[str] | None, typer.Option(help="Column of a file to leave out; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        metavar="NAME", help="Column to leave out; may be repeated.", rich_help_panel=TABLE
+    ),
+]
+Kinds: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--as",
+        metavar="NAME=KIND",
+        help="number, yes/no, category, date or dropped, where values mislead; may be repeated.",
+        rich_help_panel=TABLE,
+    ),
+]
+Encoding: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Of a CSV file, e.g. cp1252 (else UTF-8).", rich_help_panel=TABLE
+    ),
+]
+Separator: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIGN",
+        help="Of a CSV file (else , ; | or tab, as its first line has it).",
+        rich_help_panel=TABLE,
+    ),
+]
+Decimal: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIGN", help="Of decimals, where values leave it open.", rich_help_panel=TABLE
+    ),
+]
+Thousands: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIGN", help="Of thousands, where values leave it open.", rich_help_panel=TABLE
+    ),
+]
+DateOrder: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ORDER", help="dmy or mdy, where dates leave it open.", rich_help_panel=TABLE
+    ),
 ]
 TestFraction: TypeAlias = Annotated[
-    float | None, typer.Option(help=f"Share of a file held out for testing ({TEST_FRACTION}).")
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help=f"Of the rows, held out for testing ({TEST_FRACTION}).",
+        rich_help_panel=TABLE,
+    ),
 ]
 DataDir: TypeAlias = Annotated[
     Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
 ]
-Hidden: TypeAlias = Annotated[str, typer.Option(help="Widths of hidden layers, or none.")]
-ActivationName: TypeAlias = Annotated[str, typer.Option(help="See lpom activations.")]
-OutputActivation: TypeAlias = Annotated[str, typer.Option(help="Of the last layer.")]
+Hidden: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="WIDTHS", help="Of hidden layers, 300,100, or none.", rich_help_panel=NETWORK
+    ),
+]
+HiddenAsNeeded: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WIDTHS",
+        help="Of hidden layers, 300,100, or none (else as the size of the data asks for).",
+        rich_help_panel=NETWORK,
+    ),
+]
+ActivationName: TypeAlias = Annotated[
+    str, typer.Option(metavar="NAME", help="See lpom activations.", rich_help_panel=NETWORK)
+]
+OutputActivation: TypeAlias = Annotated[
+    str, typer.Option(metavar="NAME", help="Of the last layer.", rich_help_panel=NETWORK)
+]
 AsNeeded: TypeAlias = Annotated[
-    int | None, typer.Option(help="By default chosen from the size of the data.")
+    int | None,
+    typer.Option(
+        metavar="N", help="Else as the size of the data asks for.", rich_help_panel=TRAINING
+    ),
 ]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
@@ -48,3 +132,22 @@ def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
 def widths(text: str) -> tuple[int, ...]:
     """The hidden layers in a text like "300,100", or "none"."""
     return () if text == "none" else numbers("--hidden", text, int)
+
+
+def pairs(option: str, example: str, texts: Sequence[str] | None) -> dict[str, str]:
+    """NAME=VALUE texts as a mapping."""
+    made = {}
+    for text in texts or ():
+        name, sign, value = text.rpartition("=") if option == "--as" else text.partition("=")
+        if not (name and sign and value):
+            raise ValueError(f"{option} takes NAME=VALUE, e.g. {example}, got {text!r}.")
+        made[name] = value
+    return made
+
+
+def value(text: str) -> Any:
+    """A number, list or truth value where the text is one, else the text."""
+    try:
+        return ast.literal_eval(text.title() if text.lower() in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text

@@ -2,34 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
-from lpom.datasets import read_table
+from lpom.commands import options
+from lpom.commands.show import written
+from lpom.datasets.files import STDIN
+from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
-from lpom.runs import read_predictor
+from lpom.predictor import Predictor
+from lpom.runs import load
+from lpom.tables.columns import Array
+from lpom.tables.plan import named
 
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or a model file.")],
-    file: Annotated[Path, typer.Argument(help="CSV, Parquet or NPZ with the same columns.")],
+    file: Annotated[
+        str, typer.Argument(help="A table with the same columns, - for a CSV from standard input.")
+    ],
     out: Annotated[Path | None, typer.Option(help="CSV file to write (else stdout).")] = None,
     proba: Annotated[
         bool, typer.Option("--proba", help="The probability of every class as well.")
     ] = False,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME", help="Column to write beside the predictions, or all; may be repeated."
+        ),
+    ] = None,
+    encoding: options.Encoding = None,
+    separator: options.Separator = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file in --out.")] = False,
 ) -> None:
-    """Predict the rows of a file, as CSV with a column prediction."""
-    if out is not None and out.exists() and file.exists() and out.samefile(file):
-        raise ValueError(f"--out names the table to predict, {file}; name another file.")
-    predictor = read_predictor(run)
-    features = predictor.features
-    unused = {predictor.target.name, *features.columns} - set(features.names)
-    table = read_table(file, ignore=unused, texts=features.categories)
-    answers = predictor.predict(table.features, probabilities=proba)
-    text = answers.to_csv(index=False, lineterminator="\n")
+    """Predict the rows of a file, as CSV with a column prediction.
+
+    Unknown categories and missing values are taken as in training, with a warning; columns that
+    training did not use are not looked at. Where the target is there, the score is printed too.
+    """
+    if out is not None and out.exists():
+        if file != STDIN and Path(file).exists() and out.samefile(file):
+            raise ValueError(f"--out names the table to predict, {file}; name another file.")
+        if not force:
+            raise ValueError(f"{out} is there already. Name another file, or use --force.")
+    predictor = load(run)
+    reading = replace(predictor.reading, encoding=encoding or predictor.reading.encoding)
+    reading = replace(reading, separator=separator or reading.separator)
+    frame = named(reading.table(file).frame)
+    kept = _kept(frame, keep or [])
+    inputs = predictor.encode(frame)
+    answers = predictor.answers(inputs, probabilities=proba)
+    table = pd.concat([kept.reset_index(drop=True), answers], axis=1)
+    text = table.to_csv(index=False, lineterminator="\n")
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_atomically(out, text.encode())
+    _say(predictor, frame, inputs, out)
+
+
+def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    if "all" in names and "all" not in frame.columns:
+        return frame
+    unknown = [name for name in names if name not in frame.columns]
+    if unknown:
+        raise DataError(" ".join(unknown_name("column to keep", n, frame.columns) for n in unknown))
+    return frame[names]
+
+
+def _say(predictor: Predictor, frame: pd.DataFrame, inputs: Array, out: Path | None) -> None:
+    target = predictor.target
+    if out is not None:
+        typer.echo(f"wrote {len(frame):,} predictions of {target.name} to {out}", err=True)
+    if not set(target.names) <= set(frame.columns):
+        return
+    known = target.known(frame)
+    if known.any():
+        scores = predictor.scores(inputs[known], target.encode(frame[known]))
+        said = ", ".join(f"{name} {written(name, value)}" for name, value in scores.items())
+        typer.echo(f"{said} on the {int(known.sum()):,} rows that have {target.name}", err=True)

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
+
+from lpom.runs import Run
+from lpom.tables import ColumnPlan
+from lpom.training.history import History
+
+_MANY = 40  # columns; of more only those that are no plain numbers are listed
+_PERCENT = ("accuracy", "balanced accuracy")
+_BASELINE = "baseline"
+
+
+def plan_table(plan: ColumnPlan) -> Table:
+    """What is done with each column."""
+    rows = plan.rows()
+    plain = [row for row in rows if row[1:] == ("number", "")]
+    table = Table()
+    table.add_column("column")
+    table.add_column("taken as", no_wrap=True)
+    table.add_column("remarks")
+    if len(rows) > _MANY:
+        rows = [row for row in rows if row not in plain]
+        table.caption = f"and {len(plain)} numbers without remarks"
+        table.caption_justify = "left"
+    for name, kind, why in rows:
+        style = "dim" if kind == "dropped" else None
+        table.add_row(Text(name), Text(kind), Text(why), style=style)
+    return table
 
 
 def results_table(config: dict[str, Any]) -> Table:
@@ -24,3 +52,59 @@ def results_table(config: dict[str, Any]) -> Table:
         number = f"{config['data']['rows'][part]:,}"
         table.add_row(part, number, f"{values['loss']:.4g}", shown, style=style)
     return table
+
+
+def scores_table(config: dict[str, Any]) -> Table:
+    """Every score on the test rows beside that of an answer which is always the same."""
+    test = config["results"]["test"]
+    baseline = test[_BASELINE]
+    unit = f", in units of {config['data']['target']}" if config["metric"] == "r2" else ""
+    table = Table(caption=f"on the test rows{unit}", caption_justify="left")
+    table.add_column("score")
+    table.add_column("this run", justify="right")
+    table.add_column(Text(baseline["answer"]), justify="right")
+    for name in baseline:
+        if name != "answer":
+            table.add_row(name, written(name, test[name]), written(name, baseline[name]))
+    return table
+
+
+def written(name: str, value: float) -> str:
+    """A score with as many digits as make sense."""
+    if name in _PERCENT:
+        return f"{100 * value:.2f} %"
+    return f"{value:.4f}" if name in ("AUC", "F1", "R²") else f"{value:,.4g}"
+
+
+def advice(run: Run, folder: Path) -> list[str]:
+    """What to do next."""
+    config, history = run.config, run.history
+    test, train = config["results"]["test"], config["results"]["train"]
+    regression = config["metric"] == "r2"
+    best = test[_BASELINE].get("R²" if regression else "accuracy", 0.0)
+    lines = []
+    if test["score"] <= best:
+        lines.append(
+            "not better than an answer that is always the same: more rows or other columns would "
+            "help most" + ("." if regression else "; for rare classes try --class-weight balanced.")
+        )
+    elif train["score"] - test["score"] > 0.1:
+        lines.append(
+            "much better on the training rows than on the test rows: try --alpha 1, a smaller "
+            "--hidden, or more rows."
+        )
+    if config["status"] == "finished" and _falling(history):
+        lines.append(
+            f"the loss was still falling after {len(history)} epochs: try --epochs "
+            f"{3 * len(history)}."
+        )
+    lines.append(f"next: lpom predict {folder} NEW.csv    lpom report {folder} --open")
+    return lines
+
+
+def _falling(history: History) -> bool:
+    """Whether the last tenth of the epochs brought the loss down by more than 2 %."""
+    watched = history.column("validation_loss")
+    losses = history.column("loss") if None in watched else watched
+    end = len(losses) - max(1, len(losses) // 10)
+    return end > 0 and min(losses[end:]) < 0.98 * min(losses[:end])

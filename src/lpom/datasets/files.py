@@ -1,19 +1,22 @@
-"""Tables of the user: CSV, Parquet and NPZ files, checked before anything is trained on them."""
+"""Tables of the user: CSV, Parquet, Excel and NPZ files, or a CSV from standard input."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
+import sys
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import zip_longest
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,71 +26,69 @@ from lpom.exceptions import DataError
 if TYPE_CHECKING:
     import pandas as pd
 
-SEPARATORS = (",", ";", "\t")
-SHOWN = 5  # columns or rows an error names
+STDIN = "-"
+SEPARATORS = (",", ";", "\t", "|")
+ENDINGS = ".csv, .tsv, .csv.gz, .parquet, .xlsx or .npz"
+SHOWN = 5  # columns an error names
+
+_MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Features, one column each, and the column to predict (None if there is none)."""
+    """The values of a file, and what a reader should know of how they were read.
 
-    features: pd.DataFrame
-    target: pd.Series | None = None
+    Those of a CSV file are texts as they stand there: what they mean is for
+    :class:`lpom.tables.ColumnPlan` to decide.
+    """
+
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
 
 
 def read_table(
-    path: str | PathLike[str],
-    target: str | None = None,
-    *,
-    ignore: Collection[str] = (),
-    texts: Collection[str] = (),
+    path: str | PathLike[str], *, encoding: str | None = None, separator: str | None = None
 ) -> Table:
-    """Read a table and split off its target column.
+    """Read a table.
 
     Parameters
     ----------
-    path : path
-        ``.csv`` or ``.tsv`` (packed as ``.gz`` too; first line: the names), ``.parquet``, or
-        ``.npz``: an array of one dimension is a column, one of two dimensions the columns
-        ``NAME0``, ``NAME1``, ...
-    target : str, optional
-        Column to predict. Without it all columns are features, except that an ``.npz`` file with
-        arrays ``X`` and ``y`` has the target ``y``.
-    ignore : names
-        Columns in which values may be missing.
-    texts : names
-        Columns of a CSV file that are texts, whatever they look like: 007 stays 007.
+    path : path, or "-" for a CSV from standard input
+        ``.csv`` or ``.tsv`` (packed as ``.gz`` too; first line: the names), ``.parquet``,
+        ``.xlsx`` (the first sheet), or ``.npz``: an array of one dimension is a column, one of
+        two dimensions the columns ``NAME0``, ``NAME1``, ...
+    encoding : of a CSV file, by default UTF-8, or UTF-16 if it starts with its mark
+    separator : of a CSV file, by default that of ``, ; | tab`` which splits its first line most
 
     Raises
     ------
     DataError
-        If the file cannot be read, or something in it cannot be trained on: no rows, two columns
-        of one name, missing or infinite values, no such target, no column besides it.
+        If the file cannot be read, has no names or no rows.
     """
-    path = Path(path)
-    _check_file(path)
-    ending = _ending(path)
-    if ending in (".csv", ".tsv"):
-        frame = _read_csv(path, texts)
-    elif ending == ".parquet":
-        frame = _read_parquet(path)
-    elif ending == ".npz":
-        frame = _read_npz(path)
-        if target is None and "y" in frame.columns and len(frame.columns) > 1:
-            target = "y"
+    if str(path) == STDIN:
+        table = _read_csv(Path("standard input"), sys.stdin.buffer.read(), encoding, separator)
     else:
-        raise DataError(
-            f"{path} should end in .csv, .tsv, .csv.gz, .parquet or .npz, got "
-            f"{path.suffix or 'no ending'!r}. Convert it, or rename it if it is one of these."
-        )
-    if len(frame) == 0:
+        path = Path(path)
+        _check_file(path)
+        ending = _ending(path)
+        if ending in (".csv", ".tsv"):
+            table = _read_csv(path, _content(path), encoding, separator)
+        elif ending == ".parquet":
+            table = _read_parquet(path)
+        elif ending == ".xlsx":
+            table = _read_excel(path)
+        elif ending == ".npz":
+            table = _read_npz(path)
+        else:
+            raise DataError(
+                f"{path} should end in {ENDINGS}, got {path.suffix or 'no ending'!r}. Convert it, "
+                "or rename it if it is one of these."
+            )
+    if len(table.frame) == 0:
         raise DataError(
             f"{path} should hold rows of data, got none after the names of its columns."
         )
-    _check_values(frame.drop(columns=list(ignore), errors="ignore"), path)
-    if target is None:
-        return Table(frame)
-    return _split(frame, target, path)
+    return table
 
 
 def _check_file(path: Path) -> None:
@@ -104,68 +105,146 @@ def _ending(path: Path) -> str:
     return Path(name.removesuffix(".gz")).suffix if name.endswith("sv.gz") else Path(name).suffix
 
 
-def _read_csv(path: Path, texts: Collection[str]) -> pd.DataFrame:
+def _content(path: Path) -> bytes:
+    content = path.read_bytes()
+    if path.suffix.lower() != ".gz":
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, "a table packed by gzip", error) from error
+
+
+def _read_csv(path: Path, content: bytes, encoding: str | None, separator: str | None) -> Table:
     import pandas as pd
 
-    expected = "a table with as many values in each line as its first line has names"
+    text = _decoded(path, content, encoding)
+    if "\0" in text:
+        raise DataError(
+            f"{path} should be text, but holds zero bytes. It is damaged, or no CSV file: save it "
+            "again."
+        )
+    line = next((line for line in text.splitlines() if line.strip()), None)
+    if line is None:
+        raise DataError(
+            f"{path} should start with a line of column names, but is empty. Save it again."
+        )
     try:
-        names, separator = _header(path)
-        _check_names(names, path)
+        separator = _separator(line) if separator is None else separator
+        names = next(csv.reader([line], delimiter=separator))
+        _check_header(path, names)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # a line with more values
             frame = pd.read_csv(
-                path,
+                io.StringIO(text),
                 sep=separator,
                 index_col=False,
-                encoding="utf-8-sig",
-                dtype=dict.fromkeys(texts, str),
-                low_memory=False,  # else each piece of a long column gets a type of its own
+                dtype=str,
+                keep_default_na=False,
+                na_values=[""],
             )
-        return _without_index(frame) if names[0] == "" and len(names) > 1 else frame
-    except (pd.errors.ParserWarning, ValueError, OSError, EOFError, csv.Error, zlib.error) as error:
-        if isinstance(error, DataError | PermissionError):
+    except (pd.errors.ParserWarning, ValueError, TypeError, csv.Error) as error:
+        if isinstance(error, DataError):
             raise
+        expected = "a table with as many values in each line as its first line has names"
         raise _unreadable(path, expected, error) from error
+    names, notes = _own_names(names)
+    frame.columns = pd.Index(names)
+    again = (frame == names).all(axis=1) if len(names) > 1 else pd.Series(False, index=frame.index)
+    if again.any():
+        frame = frame[~again].reset_index(drop=True)
+        notes.append(f"{_count('line', int(again.sum()))} repeating the names left out")
+    return Table(_without_index(frame), tuple(notes))
+
+
+def _decoded(path: Path, content: bytes, encoding: str | None) -> str:
+    mark = next((name for mark, name in _MARKS.items() if content.startswith(mark)), "utf-8-sig")
+    try:
+        return content.decode(encoding or mark)
+    except LookupError:
+        raise DataError(f"--encoding: there is no encoding {encoding!r}; try cp1252.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not text in {encoding or 'UTF-8'} ({error}). Say what it is in, e.g. "
+            "--encoding cp1252 (Windows, western Europe), or save it as UTF-8."
+        ) from error
+
+
+def _separator(line: str) -> str:
+    split = {sign: len(next(csv.reader([line], delimiter=sign))) for sign in SEPARATORS}
+    return max(SEPARATORS, key=lambda sign: split[sign])
+
+
+def _check_header(path: Path, names: Sequence[str]) -> None:
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(names), errors="coerce").notna()
+    if numbers.all():
+        raise DataError(
+            f"{path} should start with a line of column names, got numbers: {_list(names)}. Add a "
+            "line of names before them."
+        )
+
+
+def _own_names(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A name for each column, its own, and what was changed to that end."""
+    made: list[str] = []
+    for k, name in enumerate(names):
+        name = str(name).strip() or f"column {k + 1}"
+        times = sum(other == name for other in map(str.strip, map(str, names[:k])))
+        made.append(name if not times else f"{name} ({times + 1})")
+    twice = [name for name, times in Counter(str(n).strip() for n in names).items() if times > 1]
+    named = [name for name in twice if name]
+    return made, [f"the second column {name!r} is called {name + ' (2)'!r}" for name in named]
 
 
 def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
     """Without the row numbers that pandas writes into a first column without a name."""
-    numbers = np.arange(len(frame))
-    return frame.iloc[:, 1:] if np.array_equal(frame.iloc[:, 0].to_numpy(), numbers) else frame
+    numbers = [str(k) for k in range(len(frame))]
+    counts = frame.columns[0] == "column 1" and frame.iloc[:, 0].tolist() == numbers
+    return frame.iloc[:, 1:] if counts and len(frame.columns) > 1 else frame
 
 
-def _header(path: Path) -> tuple[list[str], str]:
-    """Names in the first line that is not empty, and what separates them."""
-    binary = gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
-    with binary, io.TextIOWrapper(cast(BinaryIO, binary), "utf-8-sig", newline="") as file:
-        line = next((line for line in file if line.strip()), None)
-        if line is None:
-            raise DataError(
-                f"{path} should start with a line of column names, but is empty. Save it again."
-            )
-        if "\0" in line or any("\0" in piece for piece in iter(lambda: file.read(1 << 20), "")):
-            raise DataError(
-                f"{path} should be text, but holds zero bytes. It is damaged, or no CSV file: "
-                "save it again."
-            )
-    split = {separator: next(csv.reader([line], delimiter=separator)) for separator in SEPARATORS}
-    separator = max(SEPARATORS, key=lambda separator: len(split[separator]))
-    return split[separator], separator
-
-
-def _read_parquet(path: Path) -> pd.DataFrame:
-    parquet = require("pyarrow.parquet", "Reading .parquet files", "'lpom[parquet]'")
+def _read_parquet(path: Path) -> Table:
+    parquet = require("pyarrow.parquet", "Reading .parquet files", "pyarrow")
     try:
-        table = parquet.ParquetFile(path).read()
-        _check_names(table.column_names, path)
-        return table.to_pandas()
+        frame = parquet.ParquetFile(path).read().to_pandas()
     except (ValueError, OSError) as error:  # pyarrow's errors are one or the other
         if isinstance(error, DataError | PermissionError):
             raise
         raise _unreadable(path, "a Parquet file", error) from error
+    return _renamed(frame)
 
 
-def _read_npz(path: Path) -> pd.DataFrame:
+def _read_excel(path: Path) -> Table:
+    import pandas as pd
+
+    openpyxl = require("openpyxl", "Reading .xlsx files", "openpyxl")
+    try:
+        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        frame = pd.DataFrame(list(zip_longest(*zip_longest(*book.worksheets[0].values))))
+        book.close()
+    except Exception as error:  # a damaged archive raises nearly anything
+        if isinstance(error, PermissionError):
+            raise
+        raise _unreadable(path, "an Excel file", error) from error
+    frame = frame.dropna(how="all").dropna(how="all", axis=1)
+    if not len(frame):
+        raise DataError(
+            f"{path} should start with a line of column names, but is empty. Save it again."
+        )
+    names = ["" if pd.isna(name) else str(name) for name in frame.iloc[0]]
+    _check_header(path, names)
+    body = frame.iloc[1:].reset_index(drop=True).astype(object).infer_objects()
+    return _renamed(body.set_axis(names, axis=1))
+
+
+def _renamed(frame: pd.DataFrame) -> Table:
+    names, notes = _own_names(list(map(str, frame.columns)))
+    return Table(frame.set_axis(names, axis=1), tuple(notes))
+
+
+def _read_npz(path: Path) -> Table:
     import pandas as pd
 
     try:
@@ -193,58 +272,17 @@ def _read_npz(path: Path) -> pd.DataFrame:
             f"{path} should hold arrays with the same number of rows, got {lengths}. Save the "
             "arrays of one table together, and others in another file."
         )
-    _check_names([name for name, _ in columns], path)
-    return pd.DataFrame(dict(columns))
+    names, notes = _own_names([name for name, _ in columns])
+    values = [column for _, column in columns]
+    return Table(pd.DataFrame(dict(zip(names, values, strict=True))), tuple(notes))
 
 
 def _unreadable(path: Path, expected: str, error: BaseException) -> DataError:
-    if isinstance(error, UnicodeDecodeError):
-        return DataError(f"{path} is not UTF-8 text ({error}). Save it with the encoding UTF-8.")
     reason = str(error).strip() or type(error).__name__
     return DataError(
         f"{path} should be {expected}, but cannot be read ({reason}). It is damaged, was cut off, "
         "or has the wrong ending: save it again."
     )
-
-
-def _check_names(names: Sequence[str], path: Path) -> None:
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        raise DataError(
-            f"{path} should give each column a name of its own, got {_list(twice)} more than "
-            "once. Rename them; if the first line holds data, add a line of names before it."
-        )
-
-
-def _check_values(frame: pd.DataFrame, path: Path) -> None:
-    """No value is missing or infinite."""
-    bad = frame.isna() | frame.isin([np.inf, -np.inf])
-    columns = [str(name) for name in frame.columns[bad.any(axis=0)]]
-    if columns:
-        rows = np.flatnonzero(bad.any(axis=1)) + 1
-        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-        raise DataError(
-            f"{path} should have a finite value everywhere, but values are missing, NaN or "
-            f"infinite in {_plural('column', len(columns))} {_list(columns)}, "
-            f"{_plural('row', len(rows))} {', '.join(map(str, rows[:SHOWN]))}{more} (the first "
-            "row of data is 1). Fill them in, or drop these rows or columns."
-        )
-
-
-def _split(frame: pd.DataFrame, target: str, path: Path) -> Table:
-    columns = [str(name) for name in frame.columns]
-    if target not in columns:
-        raise DataError(
-            f"{path} has no column {target!r} to predict.{_meant(target, columns)} Its columns "
-            f"are {_list(columns)}."
-        )
-    if len(columns) == 1:
-        raise DataError(
-            f"{path} should have columns besides the target {target!r} to predict it from, got "
-            "none."
-        )
-    name = frame.columns[columns.index(target)]
-    return Table(frame.drop(columns=[name]), frame[name])
 
 
 def _meant(name: str, known: Sequence[str]) -> str:
@@ -257,5 +295,5 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
 
 
-def _plural(word: str, n: int) -> str:
-    return word if n == 1 else f"{word}s"
+def _count(word: str, n: int) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Integral
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse import issparse
-from sklearn.model_selection import train_test_split
+from sklearn.exceptions import ConvergenceWarning as SklearnConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP
+from lpom.estimators.penalty import L2Penalty
+from lpom.estimators.splits import split_rows
+from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp
-from lpom.training import EarlyStopping, Epoch, History, fit
+from lpom.training import Callback, Checkpoint, EarlyStopping, evaluate, fit
+from lpom.training.history import Epoch, History
 
 E = TypeVar("E", bound="BaseMLP")
+
+_ROWS = 100  # of a batch, unless batch_size says otherwise
+
+
+class EpochsRanOut(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
+    """``max_iter`` ended a run that was still learning."""
 
 
 class Targets(NamedTuple):
@@ -52,6 +65,7 @@ class BaseMLP(FittedMLP, ABC):
     method: str | Method[Any] = "lpom"
     loss: str | Loss = "auto"
     output_activation: str | Activation = "identity"
+    alpha: float | None = None
     batch_size: int | str = "auto"
     learning_rate_init: float | None = None
     max_iter: int = 200
@@ -63,6 +77,7 @@ class BaseMLP(FittedMLP, ABC):
     device: str | torch.device | None = None
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
+    checkpoint: str | Path | Checkpoint | None = None
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; deep: ``method__mu`` and the like too, also of a method's name."""
@@ -84,6 +99,21 @@ class BaseMLP(FittedMLP, ABC):
         super().set_params(**params)
         return self
 
+    def evaluate(self, X: Any, y: Any) -> tuple[float, float]:
+        """Mean loss, and accuracy or R2, as ``history_`` has them."""
+        check_is_fitted(self)
+        X, y = validate_data(
+            self,
+            X,
+            y,
+            accept_sparse="csr",
+            dtype=(np.float64, np.float32),
+            multi_output=True,
+            reset=False,
+        )
+        values = copy(self)._targets(y, None, known=True).values
+        return evaluate(self._model, X, values, loss=self.result_.task.loss)
+
     @abstractmethod
     def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
         """Code ``y``; ``known``: an earlier call settled what it may hold."""
@@ -91,10 +121,26 @@ class BaseMLP(FittedMLP, ABC):
     def _is_fitted(self) -> bool:
         return "result_" in vars(self)
 
-    def _fit(self: E, X: Any, y: Any, sample_weight: Any) -> E:
+    def _fit(
+        self: E,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        callbacks: Iterable[Callback],
+        progress: bool | None,
+    ) -> E:
         trained = copy(self)
-        trained._learn(X, y, sample_weight, self.warm_start and self._is_fitted(), partial=False)
+        goes_on = self.warm_start and self._is_fitted()
+        trained._learn(X, y, sample_weight, goes_on, partial=False, watch=(callbacks, progress))
         self.__dict__ = trained.__dict__
+        if self.result_.status == "finished":
+            warnings.warn(
+                f"training ended after max_iter={self.max_iter} epochs, before the "
+                f"{'held-out' if self.early_stopping else 'training'} loss stood still for "
+                f"n_iter_no_change={self.n_iter_no_change} of them. Raise max_iter, or tol.",
+                EpochsRanOut,
+                stacklevel=3,
+            )
         return self
 
     def _partial_fit(self: E, X: Any, y: Any, sample_weight: Any, **settled: Any) -> E:
@@ -109,8 +155,18 @@ class BaseMLP(FittedMLP, ABC):
         self.__dict__ = trained.__dict__
         return self
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, goes_on: bool, *, partial: bool) -> None:
+    def _learn(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any,
+        goes_on: bool,
+        *,
+        partial: bool,
+        watch: tuple[Iterable[Callback], bool | None] = ((), False),
+    ) -> None:
         """Check everything, then train a new network, or a copy of the one that is there."""
+        callbacks, progress = watch
         method = self._checked_method()
         X, y = validate_data(
             self,
@@ -147,23 +203,27 @@ class BaseMLP(FittedMLP, ABC):
             if partial and _same(method, self._trained_by):
                 state = self.result_.state
         train, held_out = self._hold_out(X, targets)
-        self.result_ = fit(
-            self._model,
-            *train[:2],
-            sample_weight=train[2],
-            validation_data=held_out,
-            method=method,
-            loss=self.loss,
-            epochs=1 if partial else int(self.max_iter),
-            batch_size=self._rows_per_step(train[0].shape[0]),
-            seed=self._seed(),
-            device=self.device,
-            callbacks=[self._say] if self.verbose else [],
-            early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol),
-            progress=False,
-            state=state,
-            endless=partial,
-        )
+        rows = self._rows_per_step(train[0].shape[0], method)
+        counted = rows if train[2] is None else rows * float(np.mean(train[2]))
+        with L2Penalty(self._model, self.alpha, counted, method.name) as penalty:
+            self.result_ = fit(
+                self._model,
+                *train[:2],
+                sample_weight=train[2],
+                validation_data=held_out,
+                method=method,
+                loss=self.loss,
+                epochs=1 if partial else int(self.max_iter),
+                batch_size=rows,
+                seed=self._seed(),
+                device=self.device,
+                callbacks=[penalty.check, *([self._say] if self.verbose else []), *callbacks],
+                early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
+                progress=progress,
+                state=state,
+                endless=partial,  # a stream has no end to plan for
+                checkpoint=None if partial else self.checkpoint,
+            )
         self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
 
@@ -171,6 +231,8 @@ class BaseMLP(FittedMLP, ABC):
         check_number("max_iter", self.max_iter, whole=True)
         check_number("n_iter_no_change", self.n_iter_no_change, whole=True)
         check_number("tol", self.tol, strict=False)
+        if self.alpha is not None:
+            check_number("alpha", self.alpha, strict=False)
         if self.batch_size != "auto":
             check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
@@ -178,6 +240,11 @@ class BaseMLP(FittedMLP, ABC):
             raise ValueError(
                 "validation_fraction must be a number between 0 and 1, "
                 f"got {self.validation_fraction!r}."
+            )
+        if self.checkpoint is not None and not isinstance(self.random_state, Integral):
+            raise ValueError(
+                "checkpoint needs an integer as random_state, so that a run goes on with the rows "
+                f"and batches it was begun with; got random_state={self.random_state!r}."
             )
         if self.learning_rate_init is None:
             return method
@@ -196,10 +263,10 @@ class BaseMLP(FittedMLP, ABC):
             activations.get(self.output_activation),
         )
 
-    def _rows_per_step(self, n: int) -> int | None:
-        if isinstance(self.batch_size, str):
-            return None  # fit has its own default
-        return min(int(self.batch_size), n)
+    def _rows_per_step(self, n: int, method: Method[Any]) -> int:
+        if method.full_batch:
+            return n
+        return min(_ROWS if isinstance(self.batch_size, str) else int(self.batch_size), n)
 
     def _seed(self) -> int:
         return int(self._random.randint(2**31 - 1))
@@ -209,11 +276,8 @@ class BaseMLP(FittedMLP, ABC):
         everything = (X, targets.values, targets.weight)
         if not self.early_stopping:
             return everything, None
-        kept, held_out = train_test_split(
-            np.arange(X.shape[0]),
-            test_size=self.validation_fraction,
-            stratify=targets.strata,
-            random_state=self._random,
+        kept, held_out = split_rows(
+            X.shape[0], self.validation_fraction, self._random, targets.strata
         )
         if len(held_out) < 2:
             raise ValueError(
@@ -242,6 +306,6 @@ class BaseMLP(FittedMLP, ABC):
         print(f"{text}, {epoch.samples_per_second:,.0f} samples/s")
 
 
-def _same(a: Method[Any], b: Method[Any]) -> bool:
+def _same(a: Method[Any], b: Method[Any] | None) -> bool:
     """Whether one method can go on from the other's state."""
     return a == b

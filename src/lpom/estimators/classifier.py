@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -15,6 +15,7 @@ from sklearn.utils.validation import column_or_1d
 
 from lpom import losses
 from lpom.estimators.base import BaseMLP, Targets
+from lpom.training import Callback
 
 
 @final
@@ -23,7 +24,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     """A fully connected network for classes, trained by LPOM or another method of the library.
 
     With the parameters and attributes of scikit-learn's class of this name where they apply; in
-    place of its ``solver``, ``alpha`` and the like there is ``method``. Labels may be of any kind
+    place of its ``solver`` and the like there is ``method``. Labels may be of any kind
     that scikit-learn takes; a 0/1 matrix is several labels at once. Data is taken as it is (scale
     it first), may be sparse, and float32 stays float32.
 
@@ -38,16 +39,22 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         "auto" is cross-entropy, binary for two classes (with one output) and for labels; squared
         where ``output_activation`` is bounded and can't give logits.
     output_activation : name or Activation of the last layer
+    alpha : strength of the L2 penalty on the weights, as in scikit-learn: ``alpha / 2`` times
+        their squared norm, divided by the rows of a batch, is added to the mean loss. None: 0.1,
+        or nothing for a method that takes no gradient
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
     max_iter : most epochs, which is also what the learning-rate schedule spans
-    early_stopping : hold out ``validation_fraction``, keep the weights that do best on it
+    early_stopping : hold out ``validation_fraction``, keep the weights with the lowest loss on it
     n_iter_no_change, tol : stop after so many epochs in which nothing got better by ``tol``: the
-        held-out score with early stopping, else the training loss
+        held-out loss with early stopping, else the training loss; where ``max_iter`` comes first,
+        scikit-learn's ``ConvergenceWarning`` says so
     warm_start : let ``fit`` go on from the weights of the last one, with a new optimiser
     device : where torch computes, e.g. "cuda"
     random_state : fixes initial weights, the order of batches and what is held out
     verbose : print a line per epoch
+    checkpoint : a folder, or a :class:`lpom.Checkpoint`, where a call of ``fit`` is kept; the same
+        call goes on from there after whatever ended it, see :func:`lpom.fit`
     class_weight : "balanced", or a weight per class
 
     Attributes
@@ -74,9 +81,20 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         tags.classifier_tags.multi_label = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> MLPClassifier:
-        """Train on ``X`` (n_samples, n_features) and ``y``, labels or a 0/1 matrix of them."""
-        return self._fit(X, y, sample_weight)
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        callbacks: Iterable[Callback] = (),
+        progress: bool | None = False,
+    ) -> MLPClassifier:
+        """Train on ``X`` (n_samples, n_features) and ``y``, labels or a 0/1 matrix of them.
+
+        ``callbacks`` and ``progress`` are those of :func:`lpom.fit`.
+        """
+        return self._fit(X, y, sample_weight, callbacks, progress)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from sklearn.base import BaseEstimator
 from sklearn.utils import gen_batches
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.methods import Method
 from lpom.training.history import History
-from lpom.training.sources import ROWS, check_inputs, dense_rows
+from lpom.training.sources import ROWS, check_finite, dense_rows
 from lpom.training.trainer import Result
 
 
@@ -41,7 +42,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     t_: int
     _model: nn.Sequential
     _design: Design
-    _trained_by: Method[Any]
+    _trained_by: Method[Any] | None  # None: read from a file
     _random: np.random.RandomState  # goes on from one partial_fit to the next
 
     def __getstate__(self) -> dict[str, Any]:
@@ -117,8 +118,11 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
 
     @property
     def best_validation_score_(self) -> float | None:
-        """The highest of ``validation_scores_``, whose weights were kept."""
-        return max(self.validation_scores_) if self.validation_scores_ else None
+        """Accuracy or R2 on the held-out part of the weights that were kept."""
+        if not self.validation_scores_:
+            return None
+        held_out = [epoch for epoch in self.result_.history if epoch.validation_loss is not None]
+        return min(held_out, key=lambda epoch: epoch.validation_loss or 0.0).validation_score
 
     def to_torch(self) -> nn.Sequential:
         """The network as a torch module: a copy, yours to change.
@@ -126,6 +130,10 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         It maps a tensor of inputs to outputs: logits for the entropies, numbers for a regressor.
         """
         check_is_fitted(self)
+        return self._answering()
+
+    def _answering(self) -> nn.Sequential:
+        """A copy of the network whose outputs are in the units of the target."""
         return deepcopy(self._model)
 
     @torch.inference_mode()
@@ -133,16 +141,18 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         """Outputs of the network on checked inputs, on the CPU."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
-        inputs = check_inputs(X, self._design.sizes[0])
         like = next(self._model.parameters())
+        sparse = issparse(X)
+        advice = "Remove or impute such values first"
+        check_finite(X.data if sparse else X, "X", advice, like.dtype, rows=not sparse)
         parts = [
-            self._model(dense_rows(inputs, rows, like)).cpu()
+            self._model(dense_rows(X, rows).to(like)).cpu()
             for rows in gen_batches(X.shape[0], ROWS)
         ]
         return torch.cat(parts)
 
     def _linears(self) -> list[nn.Linear]:
-        return [module for module in self._model if isinstance(module, nn.Linear)]
+        return [module for module in self._answering() if isinstance(module, nn.Linear)]
 
 
 def _read_only(values: Tensor) -> NDArray[Any]:

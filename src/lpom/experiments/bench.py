@@ -7,18 +7,21 @@ step makes, at the moment when most of them are alive.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from lpom import losses, methods
+from lpom import losses, methods, networks
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import Batch, Method, Problem
 from lpom.networks.mlp import mlp
+from lpom.training.signature import Signature
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,9 @@ class StepCost:
 def bench_step(
     sizes: Sequence[int] = (784, 2048, 2048, 2048, 10),
     *,
+    network: str = "",
+    input_shape: Sequence[int] = (3, 32, 32),
+    options: Mapping[str, Any] | None = None,
     contenders: Sequence[str | Method[Any]] = ("lpom",),
     baseline: str | Method[Any] = "adam",
     batch_size: int = 100,
@@ -46,9 +52,19 @@ def bench_step(
     seed: int = 0,
     device: str = "cpu",
 ) -> list[StepCost]:
-    """Time one step of each method on the same random batch, taking turns; baseline first."""
+    """Time one step of each method on the same random batch, taking turns; baseline first.
+
+    On a fully connected network of these ``sizes``, or on a known ``network`` with ``options`` for
+    samples of ``input_shape``.
+    """
+    if network:
+        shape = tuple(input_shape)
+        model = networks.get(network, shape, 10, seed, **(options or {}))
+    else:
+        shape = (sizes[0],)
+        model = mlp(sizes, seed=seed)
     runners = [
-        _Runner(methods.get(method), sizes, batch_size, seed, device)
+        _Runner(methods.get(method), model, shape, batch_size, seed, device)
         for method in (baseline, *contenders)
     ]
     for _ in range(warmup):
@@ -75,16 +91,23 @@ class _Runner:
     """One method on its own copy of the same network."""
 
     def __init__(
-        self, method: Method[Any], sizes: Sequence[int], batch_size: int, seed: int, device: str
+        self,
+        method: Method[Any],
+        model: nn.Module,
+        shape: Sequence[int],
+        batch_size: int,
+        seed: int,
+        device: str,
     ) -> None:
         self.method, self.device = method, torch.device(device)
-        model = mlp(sizes, seed=seed).to(device)
-        self.problem = Problem.of(model, losses.get("cross-entropy"))
+        model = copy.deepcopy(model).to(device).train()
         generator = torch.Generator().manual_seed(seed)
-        inputs = torch.rand(batch_size, sizes[0], generator=generator)
-        labels = torch.randint(sizes[-1], (batch_size,), generator=generator)
-        target = self.problem.loss.encode(labels, sizes[-1], sizes[-1])
-        self.batch = Batch(inputs.to(device), target.to(device))
+        rows = torch.rand(batch_size, *shape, generator=generator)
+        takes = Signature.of(model, rows)
+        self.problem = Problem(takes.graph, losses.get("cross-entropy"), model)
+        labels = torch.randint(takes.n_outputs, (batch_size,), generator=generator)
+        target = self.problem.loss.encode(labels, takes.n_outputs, takes.n_outputs)
+        self.batch = Batch(takes.inputs(rows), target.to(device))
         self.state = method.init(self.problem)
 
     def step(self) -> None:

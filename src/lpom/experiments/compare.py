@@ -132,14 +132,15 @@ def compare(
 
 
 def as_dataset(prepared: Prepared, source: str) -> Dataset:
-    """Prepared data whose rows to watch are trained on too: nothing here is chosen by them.
+    """Prepared data for any method, numbers to predict standardised.
 
     A table of the user is named by its file and its content, so that results of an earlier
     version of it are not taken for those of this one.
     """
-    held = [prepared.train] + ([] if prepared.validation is None else [prepared.validation])
-    x_train, y_train = (np.concatenate(parts) for parts in zip(*held, strict=True))
-    x_test, y_test = prepared.test
+    (x_train, y_train), (x_test, y_test) = prepared.train, prepared.test
+    if prepared.target.task == "regression":
+        mean, scale = y_train.mean(0), y_train.std(0)
+        y_train, y_test = ((y - mean) / scale for y in (y_train, y_test))
     name = prepared.name
     if source not in datasets.names():
         digest = hashlib.sha256()
@@ -200,6 +201,7 @@ def _network(plan: Comparison, data: Dataset) -> str:
     pictures = ", flipped and cropped" if plan.augment else ""
     return (
         f"Network {_sizes(plan, data)}{layers}{pictures}, "
-        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; {len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
+        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; "
+        f"{len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
         f"seeds {', '.join(map(str, plan.seeds))}. {data.notes}"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lpom import methods
 from lpom.experiments.records import Trial
 
 
@@ -45,23 +46,44 @@ class Experiment:
     curves: bool = False  # watched on held-out training data too, and drawn
 
     def trial(
-        self, role: Role, hidden: Sequence[int], seed: int, epochs: int | None = None, **more: Any
+        self,
+        role: Role,
+        hidden: Sequence[int],
+        seed: int,
+        epochs: int | None = None,
+        rate: float | None = None,
     ) -> Trial:
-        """The run of one role on one network."""
+        """The run of one role on one network, with a learning rate if it has a grid of them."""
         params = dict(role.params)
         if role.method == "lpom":
             params.setdefault("mu", self.mu)
+        if rate is not None:
+            params |= with_rate(role.method, rate)
         return Trial(
             dataset=self.dataset,
             hidden=tuple(hidden),
             method=role.method,
-            params=params | more,
+            params=params,
             output=role.output,
             output_params=dict(role.output_params),
             loss=role.loss,
             epochs=epochs or role.epochs or self.epochs,
             seed=seed,
         )
+
+
+def with_rate(method: str, rate: float) -> dict[str, Any]:
+    """A learning rate as the settings of a method have it."""
+    if method == "lpom":
+        return {"weights": {"adaptive": {"learning_rate": rate}}}
+    return {"learning_rate": rate}
+
+
+def rate_of(record: Mapping[str, Any]) -> float:
+    """The learning rate of a run."""
+    settings = methods.get(record["method"], **record["params"]).get_params()
+    rate: float = settings.get("learning_rate") or settings["weights__learning_rate"]
+    return rate
 
 
 _ADAPTIVE = (1e-3, 2e-3, 4e-3)
@@ -77,7 +99,7 @@ LEAKY_SQUARED: dict[str, Any] = {
 AS_IN_PAPER = Role(
     "LPOM, as in the paper",
     "lpom",
-    {"weights": "exact", "iterations": 3, "ridge": 1.0},
+    {"weights": {"exact": {"iterations": 3, "ridge": 1.0}}},
     **LEAKY_SQUARED,
 )
 BEST = Role("LPOM, best", "lpom", grid=_ADAPTIVE, loss="cross-entropy")
@@ -176,7 +198,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             roles={
                 "paper": replace(
                     AS_IN_PAPER,
-                    params={**AS_IN_PAPER.params, "ridge": (1.0, 1000.0)},
+                    params={"weights": {"exact": {"iterations": 3, "ridge": [1.0, 1000.0]}}},
                     epochs=12,
                 ),
                 "best": replace(BEST, grid=(1e-4, 3e-4, 1e-3)),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpom import datasets
-from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.training.history import Epoch
@@ -45,12 +45,12 @@ def reproduce(
             if networks is not None and hidden not in networks:
                 continue
             for seed in seeds:
-                trial = experiment.trial(role, hidden, seed, epochs, **rate)
+                trial = experiment.trial(role, hidden, seed, epochs, rate)
                 record = run(trial, data, store, on_epoch=_follow(trial, say))
                 say(f"{role.title}, {_network(hidden)}, seed {seed}: {_outcome(record)}")
                 records.append(record)
             if experiment.curves:
-                trial = watched(experiment.trial(role, hidden, seeds[0], epochs, **rate))
+                trial = watched(experiment.trial(role, hidden, seeds[0], epochs, rate))
                 record = run(trial, data, store, on_epoch=_follow(trial, say), closely=True)
                 say(f"{role.title}, {_network(hidden)}, held out: {_outcome(record)}")
     return records
@@ -68,35 +68,31 @@ def tune(
     store: Store,
     epochs: int | None = None,
     say: Say = lambda sentence: None,
-) -> dict[str, float]:
+) -> float | None:
     """The learning rate that does best on held-out training data; none if there is no grid."""
     records = [
         run(trial, data, store, on_epoch=_follow(trial, say))
         for trial in tuning_trials(experiment, role, epochs)
     ]
     rate = chosen_rate(records)
-    if rate:
-        shown = ", ".join(f"{r['params']['learning_rate']:g}: {_outcome(r)}" for r in records)
-        say(
-            f"{role.title}: learning rate {rate['learning_rate']:g} chosen on held-out training "
-            f"data ({shown})"
-        )
+    if rate is not None:
+        shown = ", ".join(f"{rate_of(r):g}: {_outcome(r)}" for r in records)
+        say(f"{role.title}: learning rate {rate:g} chosen on held-out training data ({shown})")
     return rate
 
 
-def chosen_rate(tuning: Sequence[dict[str, Any]]) -> dict[str, float]:
+def chosen_rate(tuning: Sequence[dict[str, Any]]) -> float | None:
     """The learning rate of the best of these runs, the first of equals; none if there are none."""
     if not tuning:
-        return {}
-    best = max(tuning, key=lambda record: record.get("score", 0.0))
-    return {"learning_rate": best["params"]["learning_rate"]}
+        return None
+    return rate_of(max(tuning, key=lambda record: record.get("score", 0.0)))
 
 
 def tuning_trials(experiment: Experiment, role: Role, epochs: int | None = None) -> Iterator[Trial]:
     """One short run per learning rate of the grid, measured on held-out training data."""
     length = min(experiment.tuning_epochs, epochs or experiment.tuning_epochs)
     for rate in role.grid:
-        trial = experiment.trial(role, experiment.networks[0], 0, length, learning_rate=rate)
+        trial = experiment.trial(role, experiment.networks[0], 0, length, rate)
         yield watched(trial)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpom import methods
-from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
 from lpom.experiments.plots import draw_curves
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.reproduce import chosen_rate, tuning_trials, watched
@@ -34,6 +34,8 @@ own numbers.
   to Adam and SGD; what was tried can be unfolded below each table.
 - Each run measures the test set once, after its last epoch. Where other settings were measured on
   it as well, nearly all of them before, those runs can be unfolded too.
+- Runs made with the *earlier core* are older than the graphs of states: their settings are written
+  in the names of today, their figures are as they were measured.
 - Times are from a machine that did other work as well and are not comparable; `lpom bench step`
   compares time and memory.
 """
@@ -146,7 +148,7 @@ def _final_runs(
         found = [
             r
             for r in records
-            if r["key"] == experiment.trial(role, r["hidden"], r["seed"], epochs, **rate).key
+            if r["key"] == experiment.trial(role, r["hidden"], r["seed"], epochs, rate).key
         ]
         if found:
             return found
@@ -195,12 +197,17 @@ def _facts(
         sentences.append(" ".join([sentence, *sorted(remarks)]))
     versions = sorted(
         {
-            f"lpom {r['machine']['lpom']}, torch {r['machine']['torch']}"
+            f"lpom {r['machine']['lpom']}{_core(r)}, torch {r['machine']['torch']}"
             for found in shown.values()
             for r in found
         }
     )
     return [*sentences, f"Made with {'; '.join(versions)}."]
+
+
+def _core(record: dict[str, Any]) -> str:
+    core = record["machine"].get("core")
+    return f" ({core})" if core else ""
 
 
 def _batch(record: dict[str, Any]) -> str:
@@ -213,8 +220,8 @@ def _choice(tuning: Sequence[dict[str, Any]]) -> str:
     if not tuning:
         return ""
     scores = [f"{100 * r['score']:.2f}" if "score" in r else "failed" for r in tuning]
-    rates = [r["params"]["learning_rate"] for r in tuning]
+    rates = [rate_of(r) for r in tuning]
     shown = ", ".join(f"{rate:g}: {score}" for rate, score in zip(rates, scores, strict=True))
-    chosen = chosen_rate(tuning)["learning_rate"]
+    chosen = chosen_rate(tuning)
     edge = f" {chosen:g} is at the edge of the grid." if chosen in (min(rates), max(rates)) else ""
     return f" Held-out accuracy by learning rate after {tuning[0]['epochs']}: {shown}.{edge}"

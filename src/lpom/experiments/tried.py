@@ -81,16 +81,22 @@ def output_text(record: dict[str, Any]) -> str:
 def params_text(params: dict[str, Any]) -> str:
     """Names and values in one line.
 
-    >>> params_text({"mu": 20.0, "ridge": [1.0, 1000.0], "weights": "exact"})
-    'mu 20, ridge 1 to 1000, weights exact'
+    >>> params_text({"mu": 20.0, "weights": {"exact": {"iterations": 3, "ridge": [1.0, 1000.0]}}})
+    'mu 20, weights exact, iterations 3, ridge 1 to 1000'
     """
-    texts = dict(params)
-    if isinstance(ridge := params.get("ridge"), list):  # as JSON has the pair of a growing one
-        texts["ridge"] = " to ".join(f"{value:g}" for value in ridge)
-    return ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in texts.items()
-    )
+    return ", ".join(_param_text(name, value) for name, value in params.items())
+
+
+def _param_text(name: str, value: Any) -> str:
+    match value:
+        case float():
+            return f"{name} {value:g}"
+        case [float(first), float(last)]:  # as JSON has the pair of one that grows over the run
+            return f"{name} {first:g} to {last:g}"
+        case dict() if len(value) == 1:  # one kind of settings, and those within
+            ((kind, inner),) = value.items()
+            return ", ".join([f"{name} {kind}", *[params_text(inner)] * bool(inner)])
+    return f"{name} {value}"
 
 
 def _mean(records: list[dict[str, Any]], name: str) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.exceptions import UntrainableError
 from lpom.graph.network import Graph, Node
+from lpom.graph.operations import call_name
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ class Chain:
 
 def chain(graph: Graph) -> Chain:
     """The layers of a graph that is a chain; for others an error that names what is not."""
-    layers = []
+    layers: list[Layer] = []
     for node in graph:
         linear = _linear(node)
         if linear is None or node.sources != (node.index - 1,) or not node.activation.elementwise:
-            what = ", ".join(str(step.out.target) for step in node.edge.steps) or "nothing"
+            what = ", ".join(call_name(step.out.target) for step in node.edge.steps) or "nothing"
             raise UntrainableError(
                 "this method trains chains of Linear layers, each followed by an elementwise "
                 f"activation, but the state {node.name!r} of this network comes from the states "

@@ -137,8 +137,8 @@ class Edge:
             values[part.out] = piece
         for step in self.steps:
             values[step.out] = step.run(values, switches)
-        value: Tensor = values[self.result]
-        return value
+        Z: Tensor = values[self.result]
+        return Z
 
 
 def _choose(switches: Switches, step: Step, choice: Callable[[], Any]) -> Any:
@@ -158,15 +158,15 @@ def _dropout(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: An
         return step.call(torch.ones_like(x), *args, **kwargs) - shift, shift
 
     factor, shift = _choose(switches, step, choose)
-    return x * factor + shift
+    masked: Tensor = x * factor + shift
+    return masked
 
 
 def _max_pool(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """The places of the maxima, found as the maxima of the places themselves would be."""
 
     def choose() -> Tensor:
-        spatial = x.flatten(2).shape[2]
-        name, d = step.switch, int(step.switch[-2])
+        name = step.switch
         if isinstance(step.call, nn.Module):
             module = step.call
             if name.startswith("adaptive"):
@@ -181,13 +181,13 @@ def _max_pool(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: A
                 )
             places = getattr(F, name)(x, *options, return_indices=True)[1]
         else:
-            options = {k: v for k, v in kwargs.items() if k != "return_indices"}  # type: ignore[assignment]
-            places = getattr(F, name)(x, *args, **options, return_indices=True)[1]  # type: ignore[arg-type]
-        assert int(places.max()) < spatial and places.ndim == d + 2
-        return places
+            places = getattr(F, name)(x, *args, **{**kwargs, "return_indices": True})[1]
+        found: Tensor = places
+        return found
 
     places = _choose(switches, step, choose)
-    return x.flatten(2).gather(2, places.flatten(2)).reshape(places.shape)
+    chosen: Tensor = x.flatten(2).gather(2, places.flatten(2)).reshape(places.shape)
+    return chosen
 
 
 def _amax(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -195,17 +195,21 @@ def _amax(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: Any) 
         largest = step.call(x, *args, **{**kwargs, "keepdim": True})
         chosen = (x == largest).to(x.dtype)
         dims = [d for d in range(x.ndim) if largest.shape[d] != x.shape[d]]
-        return chosen / chosen.sum(dims, keepdim=True)
+        share: Tensor = chosen / chosen.sum(dims, keepdim=True)
+        return share
 
     weight = _choose(switches, step, choose)
     like = step.call(x.detach(), *args, **kwargs)
     dims = kwargs.get("dim", args[0] if args else None)
-    return (x * weight).sum(dims).reshape(like.shape)
+    largest: Tensor = (x * weight).sum(dims).reshape(like.shape)
+    return largest
 
 
 def _batch_norm(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """With the batch's own statistics, which are constants; running ones move once."""
     module = step.call
+    weight: Tensor | None
+    bias: Tensor | None
     if isinstance(module, nn.modules.batchnorm._BatchNorm):
         weight, bias, eps = module.weight, module.bias, module.eps
         own = module.training or module.running_mean is None

@@ -26,7 +26,7 @@ class Node:
     activation: Activation
     edge: Edge
 
-    @property
+    @cached_property
     def sources(self) -> tuple[int, ...]:
         return self.edge.sources
 
@@ -88,15 +88,20 @@ class Graph:
     def output_activation(self) -> Activation:
         return self[self.output].activation
 
-    @property
+    @cached_property
     def jumps(self) -> bool:
         """Whether an activation is discontinuous."""
         return any(node.activation.jumps for node in self)
 
     def smoothed(self, width: float) -> Graph:
-        """The same edges; every jump of an activation replaced by a ramp of this width."""
+        """The same edges; every activation that jumps replaced by one with ramps of this width."""
         if self._smoothed.get("width") != width:
-            nodes = [replace(node, activation=node.activation.smoothed(width)) for node in self]
+            nodes = [
+                replace(node, activation=node.activation.smoothed(width))
+                if node.activation.jumps
+                else node
+                for node in self
+            ]
             self._smoothed.update(width=width, graph=Graph(tuple(nodes), self.output))
         made: Graph = self._smoothed["graph"]
         return made

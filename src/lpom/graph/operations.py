@@ -20,7 +20,8 @@ PRODUCTS = frozenset(
 )
 #: Those in which a weight matrix meets a state: one to an edge.
 WEIGHTED = frozenset(
-    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d".split()
+    "linear bilinear conv1d conv2d conv3d "
+    "conv_transpose1d conv_transpose2d conv_transpose3d".split()
 )
 #: Data is only moved: doing it twice costs nothing.
 VIEWS = frozenset(
@@ -57,7 +58,8 @@ CONSTANTS = frozenset(
 
 AFFINE = PRODUCTS | VIEWS | SWITCHES | SUMS | QUOTIENTS
 
-_MODULES: dict[type[nn.Module], str] = {
+#: Modules of torch that do one of these operations.
+MODULES: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Bilinear: "bilinear",
     nn.Conv1d: "conv1d",
@@ -109,7 +111,7 @@ _MODULES: dict[type[nn.Module], str] = {
 
 def module_name(module: nn.Module) -> str | None:
     """The operation that a torch module does, where its class does what torch's own does."""
-    for kind, name in _MODULES.items():
+    for kind, name in MODULES.items():
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return name
     return None

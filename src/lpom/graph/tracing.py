@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import linecache
 import operator
 import sys
@@ -50,18 +51,30 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     over time steps, say). Raises `UntrainableError`, a ValueError, for what can't be trained, with
     the line of the model where it stands.
     """
-    model = _unwrapped(model)
+    model = unwrapped(model)
+    return _Builder(model, *traced(model, example)).build(model)
+
+
+def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, dict[fx.Node, str]]:
+    """All that the module does, before it is cut into states, and the line where each thing stands.
+
+    What does not reach the output is left out.
+    """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             raise UntrainableError(
                 f"the layer of {name} is lazy and has no weights yet; call the model once on a "
                 "batch of data first."
             )
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise UntrainableError(
+            "the model itself has forward hooks, which tracing would pass over; give "
+            "nn.Sequential(model), which calls it with them, or remove them."
+        )
     tracer = _Tracer(example)
     try:
-        with _factories_traced():
-            traced = tracer.trace(model)
-    except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
+        graph = tracer.in_both_modes(model)
+    except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not isinstance(error, fx.proxy.TraceError):
             raise
         raise UntrainableError(
@@ -70,16 +83,27 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
-    for node in reversed(list(traced.nodes)):
+    for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
-            traced.erase_node(node)
-    return _Builder(tracer.root, traced, tracer.lines).build(model)
+            graph.erase_node(node)
+    return graph, tracer.lines
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Without the attributes where torch.fx puts tensors that the model makes on its way."""
+    before = set(vars(model))
+    try:
+        yield
+    finally:
+        for name in set(vars(model)) - before:
+            delattr(model, name)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside torch.compile's wrapper, whose weights it shares."""
     inner = getattr(model, "_orig_mod", None)
-    return _unwrapped(inner) if isinstance(inner, nn.Module) else model
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 
 class _Tracer(fx.Tracer):
@@ -97,16 +121,75 @@ class _Tracer(fx.Tracer):
             return True
         return super().is_leaf_module(m, module_qualified_name)
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        written = written_module(m)
-        if written is None:
-            return super().call_module(m, forward, args, kwargs)
-        if m._forward_hooks or m._forward_pre_hooks:
-            raise UntrainableError(
-                f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has forward "
-                "hooks, which would be passed over."
+    def get_fresh_qualname(self, prefix: str) -> str:
+        """The first free name, so that every trace of a model has the same ones."""
+        names = (f"{prefix}{k}" for k in itertools.count())
+        return next(name for name in names if not hasattr(self.root, name))
+
+    def in_both_modes(self, model: nn.Module) -> fx.Graph:
+        """What the model does in training; a flag that is another in evaluation stays a question.
+
+        So ``F.dropout(x, training=self.training)`` follows the model's mode at every call.
+        """
+        modes = {module: module.training for module in model.modules()}
+        try:
+            with _factories_traced():
+                model.eval()
+                with left_as_it_was(model):
+                    evaluated = self.trace(model)
+                self.lines.clear()
+                self._known.clear()
+                model.train()
+                traced = self.trace(model)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+        pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
+        if len(traced.nodes) != len(evaluated.nodes) or any(
+            (a.op, str(a.target)) != (b.op, str(b.target)) for a, b in pairs
+        ):
+            raise fx.proxy.TraceError(
+                "it does other operations in training than in evaluation (a branch on "
+                "self.training); modules such as nn.Dropout may differ, the path may not."
             )
-        return written(m, *args, **kwargs)
+        for node, other in pairs:
+            self._follow_mode(traced, node, other)
+        return traced
+
+    def _follow_mode(self, traced: fx.Graph, node: fx.Node, other: fx.Node) -> None:
+        """Put the model's own flag where the two traces have True and False."""
+
+        def chosen(training: Any, evaluating: Any) -> Any:
+            if not (training is True and evaluating is False):
+                return training
+            with traced.inserting_before(node):
+                flag = traced.get_attr("training", type_expr=bool)
+            self.lines[flag] = self.lines.get(node, "")
+            return flag
+
+        node.args = tuple(map(chosen, node.args, other.args))
+        node.kwargs = {k: chosen(v, other.kwargs.get(k)) for k, v in node.kwargs.items()}
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        written = written_module(m)
+        if written is not None:
+            if m._forward_hooks or m._forward_pre_hooks:
+                raise UntrainableError(
+                    f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has "
+                    "forward hooks, which would be passed over."
+                )
+            return written(m, *args, **kwargs)
+        try:
+            self.path_of_module(m)
+        except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
@@ -155,9 +238,8 @@ class _Tracer(fx.Tracer):
         if node.op == "placeholder":
             rows = torch.cat([self.example] * 3) if len(self.example) < 3 else self.example
             return rows[: 2 + k]
-        args, kwargs = (
-            fx.node.map_arg(a, lambda n: self._known[n][k]) for a in (node.args, node.kwargs)
-        )
+        args: Any = fx.node.map_arg(node.args, lambda n: self._known[n][k])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: self._known[n][k])
         if node.op == "get_attr":
             with _untraced():
                 return operator.attrgetter(str(node.target))(self.root)
@@ -204,6 +286,14 @@ class _Shaped(fx.Proxy):
     def dim(self) -> Any:
         return self.ndim
 
+    @property
+    def T(self) -> Any:
+        return self.t()
+
+    @property
+    def mT(self) -> Any:
+        return self.transpose(-2, -1)
+
     def __len__(self) -> int:
         parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
         size = self.size(0) if parts is None else parts
@@ -214,11 +304,11 @@ class _Shaped(fx.Proxy):
     def __iter__(self) -> Iterator[Any]:
         sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
         if sizes is not None and sizes[0][0] == sizes[0][1]:
-            return iter([self[i] for i in range(sizes[0][0])])
+            return iter([operator.getitem(self, i) for i in range(sizes[0][0])])
         parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
         if parts is not None:
-            return iter([self[i] for i in range(parts)])
-        return super().__iter__()  # type: ignore[no-any-return]
+            return iter([operator.getitem(self, i) for i in range(parts)])
+        return super().__iter__()
 
 
 @contextlib.contextmanager
@@ -327,14 +417,15 @@ class _Builder:
 
     def _output(self) -> fx.Node:
         (result,) = next(n for n in self.traced.nodes if n.op == "output").args
-        return result  # type: ignore[return-value]
+        output: fx.Node = result
+        return output
 
     def _check_ends(self) -> None:
         inputs = [n for n in self.traced.nodes if n.op == "placeholder"]
         for extra in inputs[1:]:
             if extra.args:  # a default
                 with self.traced.inserting_before(extra):
-                    extra.replace_all_uses_with(extra.args[0])  # type: ignore[arg-type]
+                    extra.replace_all_uses_with(extra.args[0])
                 self.traced.erase_node(extra)
             else:
                 raise UntrainableError(
@@ -363,7 +454,7 @@ class _Builder:
         return made
 
     def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below, on fewer states."""
+        """Max-pooling commutes with every non-decreasing function: put it below it."""
         for pool in list(self.traced.nodes):
             if "max_pool" not in self._name_or_nothing(pool):
                 continue
@@ -376,7 +467,8 @@ class _Builder:
             z = act.args[0]
             act.replace_all_uses_with(z)  # type: ignore[arg-type]
             pool.append(act)  # after the pool
-            pool.replace_all_uses_with(act, delete_user_cb=lambda user: user is not act)
+            for user in [user for user in pool.users if user is not act]:
+                user.replace_input_with(pool, act)
             act.args = (pool, *act.args[1:])
 
     def _name_or_nothing(self, node: fx.Node) -> str:
@@ -395,9 +487,10 @@ class _Builder:
                     raise UntrainableError("it has forward hooks, which would be passed over.")
                 return activations.from_module(module)
             if node.op in ("call_function", "call_method"):
-                return activations.from_call(
-                    call_name(node.target), tuple(node.args[1:]), dict(node.kwargs)
-                )
+                options = {k: v for k, v in node.kwargs.items() if k != "input"}
+                if options.get("out", 0) is None:  # nowhere in particular
+                    del options["out"]
+                return activations.from_call(call_name(node.target), tuple(node.args[1:]), options)
         except (ValueError, TypeError) as error:
             self._refuse(node, str(error))
         return None
@@ -527,8 +620,8 @@ class _Builder:
         """The activation module's own name where there is one, unique."""
         names: dict[fx.Node, str] = {}
         for n in states:
-            named = n.args[0] if n.target is lifted_identity and n.name != "output" else n
-            name = str(named.target) if named.op == "call_module" else named.name  # type: ignore[union-attr]
+            named: Any = n.args[0] if n.target is lifted_identity and n.name != "output" else n
+            name = str(named.target) if named.op == "call_module" else str(named.name)
             taken = sum(other == name or other.startswith(f"{name}#") for other in names.values())
             names[n] = name if not taken else f"{name}#{taken + 1}"
         return names
@@ -599,6 +692,9 @@ class _Builder:
     def _is_piece(self, node: fx.Node) -> bool:
         if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
             return False
+        below = node.all_input_nodes[0]
+        if self._name_or_nothing(below) in SPLITS and not isinstance(node.args[1], int):
+            return False  # several pieces, not one
         given: list[Any] = []
         fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
         return not any(isinstance(a, list) for a in node.args[1:]) and not any(
@@ -658,8 +754,8 @@ class _Builder:
             ""
             if "instead" in reason or "use " in reason.lower()
             else (
-                " Leave it out, use an operation that is affine or an activation, or train the model "
-                "with lpom.lift(model) in a loop of your own."
+                " Leave it out, use an operation that is affine or an activation, or train the "
+                "model with lpom.lift(model) in a loop of your own."
             )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from lpom.exceptions import DataError
 
-
 #: The class index of a prediction that does not count, as in torch.
 LEFT_OUT = -100
 

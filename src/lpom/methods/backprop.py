@@ -65,7 +65,7 @@ class Backprop(Method[OptimizerState]):
         optimizer.zero_grad(set_to_none=True)
         with torch.enable_grad():
             X = problem.model(batch.inputs)
-        outputs = X.detach()
+        outputs: Tensor = X.detach()
         pull = problem.loss.gradient(outputs, batch.target)
         pull = pull / batch.total
         if batch.weight is not None:

@@ -125,7 +125,7 @@ def per_layer(
     """
     if isinstance(mu, str):
         raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
-    values = [float(mu)] * n_layers if isinstance(mu, Real) else [float(value) for value in mu]
+    values = [float(mu)] * n_layers if isinstance(mu, float | Real) else list(map(float, mu))
     if len(values) != n_layers:
         raise ValueError(
             f"mu needs one value per weight layer: this network has {n_layers}, "

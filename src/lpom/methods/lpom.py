@@ -69,6 +69,9 @@ class Sweeps(Settings):
         return self.rule == "safe"
 
 
+_ONE_SWEEP = Sweeps()
+
+
 @final
 @dataclass(frozen=True)
 class Adaptive(Settings):
@@ -76,8 +79,8 @@ class Adaptive(Settings):
 
     Parameters
     ----------
-    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of the
-        parameters that returns an optimiser with a learning rate of its own
+    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of
+        the parameters that returns an optimiser with a learning rate of its own
     learning_rate : float
     schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
         returns one of torch's schedulers, which then takes a step after every epoch
@@ -171,7 +174,8 @@ class LPOM(Method[LPOMState]):
     states : Sweeps
         How states move: ``Sweeps(order="top-down", most=3, rule="safe")``.
     weights : Adaptive or Exact
-        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)`` or ``Exact(ridge=0.1)``.
+        How weights move: ``Adaptive(optimizer="adam", learning_rate=2e-3)``, or
+        ``Exact(iterations=3, ridge=0.1)``.
     jumps : Straight or Continuation
         How activations without a derivative (step, sign, staircase, ...) are trained.
     """
@@ -205,7 +209,7 @@ class LPOM(Method[LPOMState]):
             for _ in self._sweeps(states):
                 waiting: dict[Block, list[Use]] = {}
                 states.pull(
-                    problem.graph[problem.graph.output],
+                    states.graph.nodes[states.graph.output - 1],
                     self._loss_pull(states, problem, batch, state),
                 )
                 for node in reversed(states.graph.nodes):
@@ -224,10 +228,9 @@ class LPOM(Method[LPOMState]):
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
         graph, order = states.graph, self.states.order
-        bottom_up = order in ("paper", "parallel")
+        nodes = graph.nodes if order == "paper" else graph.nodes[::-1]
         for _ in self._sweeps(states):
-            nodes = graph.nodes if bottom_up else graph.nodes[::-1]
-            if order == "parallel":
+            if order == "parallel":  # from above, so that what a state is moved from is old too
                 for node in nodes:
                     self._gather(states, node, problem, batch, state)
             for node in nodes:
@@ -355,7 +358,7 @@ class LPOM(Method[LPOMState]):
     @property
     def _once(self) -> bool:
         """Whether every edge is evaluated but once in a step."""
-        return self.states == Sweeps() and isinstance(self.weights, Adaptive)
+        return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
 
     def _feed_forward(
         self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False

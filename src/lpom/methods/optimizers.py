@@ -11,12 +11,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from lpom.graph import Graph
 from lpom.methods.base import State
 from lpom.weights.adaptive import (
+    SCHEDULES,
     Factory,
     Schedule,
     check_schedule,
     make_optimizer,
     make_scheduler,
-    set_progress,
 )
 
 
@@ -41,8 +41,11 @@ class OptimizerState(State):
 
     def set_rates(self, schedule: Schedule) -> None:
         """Learning rates as a named schedule has them at this share of the run."""
-        if self.optimizer is not None:
-            set_progress(self.optimizer, schedule, self.progress)
+        if self.optimizer is None or callable(schedule):
+            return
+        factor = SCHEDULES[schedule](min(max(self.progress, 0.0), 1.0))
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:

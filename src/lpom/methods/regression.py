@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lpom.graph import Dense
-from lpom.weights.gram import inverse
+from lpom.weights.gram import gram, inverse
 
 
 @final
@@ -20,7 +20,8 @@ class Regression:
 
     With more samples than columns only the sums :math:`X^T X` and :math:`X^T (U - Z)` over chunks
     of rows are formed (transpose reduction), so results do not depend on the chunk; otherwise
-    the Gram matrix is that of the rows. The ridge is relative as in :func:`lpom.gram.gram`, and
+    the Gram matrix is that of the rows. The ridge is relative as in
+    :func:`lpom.weights.gram.gram`, and
     pulls towards the old weights: it moves no fixed point and the objective cannot rise.
     """
 
@@ -37,7 +38,7 @@ class Regression:
         self.scale = None if weight is None else weight.sqrt()[:, None]
         first = map_.design(X[:1])
         columns, rows = first.shape[1], len(first) * len(X)
-        self.rows = None if rows > columns else map_.gram(X, ridge, weight)
+        self.rows = None if rows > columns else gram(map_.design(X), ridge, weight)
         if self.rows is None:
             total = first.new_zeros(columns, columns)
             for part in self._parts():

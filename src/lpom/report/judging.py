@@ -76,9 +76,10 @@ def judge(run: Run, rows: HeldBack) -> dict[str, Any]:
     target = run.predictor.target
     assert isinstance(target, Classes)
     answers = run.predictor.answers(rows.inputs, probabilities=True)
-    said = target.encode(answers.pop("prediction"))
+    said = target.encode(answers[["prediction"]].set_axis([target.column], axis=1))
+    answers = answers.drop(columns="prediction")
     shares = answers.to_numpy()[np.arange(len(said)), said]
-    counts = np.zeros((target.n_outputs, target.n_outputs), dtype=int)
+    counts = np.zeros((len(target.classes), len(target.classes)), dtype=int)
     np.add.at(counts, (rows.truth, said), 1)
     wrong = np.flatnonzero(said != rows.truth)
     score, then = 1 - len(wrong) / len(said), run.config["results"]["test"]["score"]

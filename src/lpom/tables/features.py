@@ -1,205 +1,246 @@
-"""How the columns of a table become the inputs of a network."""
+"""How the columns of a table become the inputs of a network: a plan, and what fitting it found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, final
 
 import numpy as np
 import pandas as pd
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.utils.validation import check_is_fitted
 
-from lpom.exceptions import DataError, unknown_name
-from lpom.tables.columns import FEW, Array, codes, distinct, kind, listed, matrix
+from lpom.exceptions import DataError
+from lpom.tables.columns import Array, Locale
+from lpom.tables.plan import ColumnPlan, named
 
-_FALSE_TRUE = {"false": 0.0, "0": 0.0, "0.0": 0.0, "true": 1.0, "1": 1.0, "1.0": 1.0}
+_NUMBERS, _CATEGORIES = "numbers", "categories"
 
 
 @final
 @dataclass(frozen=True)
 class Features:
-    """Inputs are the numbers, then the flags, then one input per category.
+    """A column plan with its statistics; goes to JSON and back exactly.
+
+    Numbers, yes/no and dates enter as ``(x - mean) / scale``, a missing one as the median and
+    with an input that says so if any was missing in training; categories as one input each.
 
     Attributes
     ----------
-    columns : names
-        All columns of the training table in their order; those in none of the others are ignored.
-    numbers : name -> (mean, scale)
-        Enter as ``(x - mean) / scale``.
-    flags : names
-        True enters as 1, false as 0.
-    categories : name -> values
-        1 for the value that is there, 0 for the others.
+    plan : ColumnPlan
+    medians, indicated : one per number
+        What stands in for a missing value, and whether an input tells that it does.
+    means, scales : one per number and indicator
+        None leaves numbers as they are.
     """
 
-    columns: tuple[str, ...]
-    numbers: dict[str, tuple[float, float]]
-    flags: tuple[str, ...] = ()
-    categories: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    plan: ColumnPlan
+    medians: tuple[float, ...]
+    indicated: tuple[bool, ...]
+    means: tuple[float, ...] | None
+    scales: tuple[float, ...] | None
 
     @classmethod
     def fit(
-        cls, frame: pd.DataFrame, rows: Any = slice(None), ignored: Iterable[str] = ()
+        cls,
+        frame: pd.DataFrame,
+        *,
+        ignore: Iterable[str] = (),
+        kinds: Mapping[str, str] | None = None,
+        locale: Locale | None = None,
+        scale: bool = True,
     ) -> Features:
-        """Learn from ``rows``, the row numbers to train on.
+        """Decide and learn from all rows of ``frame``; without ``scale`` all numbers stay so."""
+        if scale:
+            plan = ColumnPlan.decide(frame, ignore=ignore, kinds=kinds, locale=locale)
+        else:
+            plan = ColumnPlan.plain(list(named(frame).columns))
+        read = plan.read(frame)
+        transformer = _unfitted(plan, read, scale).fit(read)
+        if not plan.numeric:
+            return cls(plan, (), (), () if scale else None, () if scale else None)
+        steps = transformer.named_transformers_[_NUMBERS]
+        imputer = steps["impute"]
+        indicated = np.zeros(len(imputer.statistics_), dtype=bool)
+        indicated[imputer.indicator_.features_] = True
+        scaler = steps["scale"] if scale else None
+        return cls(
+            plan,
+            tuple(map(float, imputer.statistics_)),
+            tuple(map(bool, indicated)),
+            None if scaler is None else tuple(map(float, scaler.mean_)),
+            None if scaler is None else tuple(map(float, scaler.scale_)),
+        )
 
-        Means and standard deviations are theirs; categories are those of the whole table, so that
-        none is unknown in the rows held back. A column in which ``rows`` all hold one value has
-        nothing to teach and is ignored too.
+    @cached_property
+    def transformer(self) -> ColumnTransformer:
+        """scikit-learn's transformer from what :meth:`ColumnPlan.read` makes to the inputs.
+
+        Fitted to one row of medians and one of what may be missing, which gives back medians and
+        indicators; means and scales are then set.
         """
-        frame = _named(frame)
-        columns = tuple(frame.columns)
-        ignored = list(ignored)
-        for name in ignored:
-            if name not in frame.columns:
-                raise DataError(unknown_name("column to ignore", name, frame.columns))
-        frame = frame.drop(columns=ignored)
-        numeric = [name for name in frame.columns if kind(frame[name]) == "number"]
-        numbers = _scales(frame[numeric], rows)
-        varied = [
-            name
-            for name in frame.columns
-            if name not in numeric and frame[name].iloc[rows].nunique() > 1
-        ]
-        flags = tuple(name for name in varied if kind(frame[name]) == "flag")
-        categories = {name: _categories(frame[name]) for name in varied if name not in flags}
-        if not (numbers or flags or categories):
-            raise DataError(
-                "no column differs from row to row, so there is nothing to learn from: got "
-                f"{listed(frame.columns)}."
-            )
-        return cls(columns, numbers, flags, categories)
-
-    @classmethod
-    def unscaled(cls, names: Sequence[str]) -> Features:
-        """Numbers that enter as they are."""
-        return cls(tuple(names), {name: (0.0, 1.0) for name in names})
+        names = self._numeric_names
+        medians = np.array(self.medians, dtype=np.float64)
+        rows = np.stack([medians, np.where(self.indicated, np.nan, medians)])
+        frame = pd.DataFrame(rows, columns=names)
+        for column in self.plan.categorical:
+            frame[column.name] = column.values[0]
+        made = _unfitted(self.plan, frame, self.means is not None).fit(frame)
+        if names and self.means is not None and self.scales is not None:
+            scaler = made.named_transformers_[_NUMBERS]["scale"]
+            scaler.mean_, scaler.scale_ = np.array(self.means), np.array(self.scales)
+            scaler.var_ = scaler.scale_**2
+        return made
 
     @property
     def names(self) -> list[str]:
         """The columns that a table must have."""
-        return [*self.numbers, *self.flags, *self.categories]
+        return self.plan.names
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns of the training table in their order."""
+        return tuple(column.name for column in self.plan.columns)
+
+    @property
+    def numbers(self) -> dict[str, tuple[float, float]]:
+        """Mean and scale of each number."""
+        names = self._numeric_names
+        if self.means is None or self.scales is None:
+            return {name: (0.0, 1.0) for name in names}
+        return dict(zip(names, zip(self.means, self.scales, strict=True), strict=False))
+
+    @property
+    def input_names(self) -> list[str]:
+        """One name per input of the network."""
+        indicated = [
+            f"{name} is missing"
+            for name, told in zip(self._numeric_names, self.indicated, strict=True)
+            if told
+        ]
+        one_hot = [f"{c.name} = {value}" for c in self.plan.categorical for value in c.values]
+        return [*self._numeric_names, *indicated, *one_hot]
 
     @property
     def n_inputs(self) -> int:
-        return len(self.numbers) + len(self.flags) + sum(map(len, self.categories.values()))
+        return len(self.input_names)
 
-    def encode(self, frame: pd.DataFrame) -> Array:
-        """The inputs, (n, n_inputs) float32."""
-        frame = _named(frame)
-        self._check_columns(list(frame.columns))
-        parts = [self._scaled(frame)] if self.numbers else []
-        parts += [_flag(frame[name]) for name in self.flags]
-        for name, values in self.categories.items():
-            one_hot = np.eye(len(values), dtype=np.float32)
-            parts.append(one_hot[codes(frame[name], values, f"column {name!r}")])
-        return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> Features:
-        return cls(
-            tuple(state["columns"]),
-            {name: (float(mean), float(scale)) for name, (mean, scale) in state["numbers"].items()},
-            tuple(state["flags"]),
-            {name: tuple(values) for name, values in state["categories"].items()},
-        )
-
-    def _scaled(self, frame: pd.DataFrame) -> Array:
-        raw = matrix(frame[list(self.numbers)])
-        mean, scale = np.array(list(self.numbers.values()), dtype=raw.dtype).T
+    def encode(self, frame: pd.DataFrame, *, warn: bool = False) -> Array:
+        """The inputs, (n, n_inputs) float32; ``warn``: say what is unlike training."""
         with np.errstate(over="ignore", invalid="ignore"):  # said in words below
-            block = raw - mean
-            block /= scale
-            block = np.asarray(block, dtype=np.float32)
-        bad = ~np.isfinite(block)
+            inputs = self.transformer.transform(self.plan.read(frame, warn=warn))
+            made = np.asarray(inputs, dtype=np.float32)
+        bad = ~np.isfinite(made)
         if bad.any():
             row, k = (int(place[0]) for place in bad.nonzero())
             raise DataError(
-                f"column {list(self.numbers)[k]!r} holds {raw[row, k]} in row {row + 1}; expected "
-                f"a number like those of training (mean {mean[k]:g}, standard deviation "
-                f"{scale[k]:g})."
+                f"column {self.input_names[k]!r} is too far from all of training in row {row + 1}; "
+                "expected numbers of the same unit."
             )
-        return block
+        return made
 
-    def _check_columns(self, columns: list[str]) -> None:
-        missing = [name for name in self.names if name not in columns]
-        known = set(self.columns)
-        extra = [name for name in columns if name not in known]
-        if missing or extra:
-            lacks = f"lacks {listed(missing)}" if missing else ""
-            has = f"has {listed(extra)}, which training never saw" if extra else ""
-            raise DataError(
-                f"the table {' and '.join(filter(None, (lacks, has)))}; the columns expected are "
-                f"{listed(self.names)}. Add, remove or rename columns to match."
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "columns": self.plan.to_json(),
+            "medians": list(self.medians),
+            "indicated": list(self.indicated),
+            "means": self.means and list(self.means),
+            "scales": self.scales and list(self.scales),
+        }
+
+    @classmethod
+    def from_json(cls, state: dict[str, Any]) -> Features:
+        means, scales = state["means"], state["scales"]
+        return cls(
+            ColumnPlan.from_json(state["columns"]),
+            tuple(map(float, state["medians"])),
+            tuple(map(bool, state["indicated"])),
+            None if means is None else tuple(map(float, means)),
+            None if scales is None else tuple(map(float, scales)),
+        )
+
+    @property
+    def _numeric_names(self) -> list[str]:
+        empty = pd.Series(dtype=np.float64)
+        return [
+            name
+            for column in self.plan.numeric
+            for name in (
+                [column.name] if column.date is None else column.date.inputs(column.name, empty)
             )
+        ]
 
 
-def _named(frame: pd.DataFrame) -> pd.DataFrame:
-    return frame.set_axis([str(name) for name in frame.columns], axis=1)
+@final
+class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A data frame of any columns to numbers, as `lpom train` does it: a first step of pipelines.
+
+    Parameters
+    ----------
+    ignore : names of columns to leave out
+    kinds : name -> "number", "yes/no", "category", "date" or "dropped", where values mislead
+    decimal, thousands, date_order : settle "29,477" and "03/04/2024" ("dmy" or "mdy")
+
+    Attributes
+    ----------
+    features_ : Features
+        ``features_.plan`` tells what was decided of each column.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"price": ["€1,200", "€80", "?"], "colour": ["red", "blue", "red"]})
+    >>> encoder = TableEncoder(thousands=",").fit(frame)
+    >>> list(encoder.get_feature_names_out())
+    ['price', 'price is missing', 'colour = blue', 'colour = red']
+    """
+
+    def __init__(
+        self,
+        *,
+        ignore: Iterable[str] = (),
+        kinds: Mapping[str, str] | None = None,
+        decimal: str | None = None,
+        thousands: str | None = None,
+        date_order: str | None = None,
+    ) -> None:
+        self.ignore = ignore
+        self.kinds = kinds
+        self.decimal = decimal
+        self.thousands = thousands
+        self.date_order = date_order
+
+    def fit(self, X: pd.DataFrame, y: Any = None) -> TableEncoder:
+        """Decide what each column is, and learn medians, means, scales and categories."""
+        locale = Locale(self.decimal, self.thousands, self.date_order)
+        self.features_ = Features.fit(X, ignore=self.ignore, kinds=self.kinds, locale=locale)
+        return self
+
+    def transform(self, X: pd.DataFrame) -> Array:
+        """The inputs, float32; a warning tells what is unlike training."""
+        check_is_fitted(self)
+        return self.features_.encode(X, warn=True)
+
+    def get_feature_names_out(self, input_features: Any = None) -> Array:
+        check_is_fitted(self)
+        return np.array(self.features_.input_names, dtype=object)
 
 
-def _scales(frame: pd.DataFrame, rows: Any) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each column that varies."""
-    block = matrix(frame)[rows]
-    with np.errstate(over="ignore", invalid="ignore"):  # said in words below
-        mean, scale = block.mean(0, dtype=np.float64), block.std(0, dtype=np.float64)
-    for k, name in enumerate(frame.columns):
-        if not np.isfinite(scale[k]):
-            raise DataError(
-                f"column {name!r} holds values up to {np.abs(block[:, k]).max():g}, or none at "
-                "all; expected finite numbers whose squares are finite too. Change its unit."
-            )
-    varies = block.min(0) < block.max(0)
-    return {
-        name: (float(mean[k]), float(scale[k]))
-        for k, name in enumerate(frame.columns)
-        if varies[k] and scale[k] > 0
-    }
-
-
-def _flag(column: pd.Series) -> Array:
-    texts = column.astype(str)
-    values = np.asarray(texts.str.lower().map(_FALSE_TRUE), dtype=np.float32)
-    unknown = np.flatnonzero(np.isnan(values))
-    if len(unknown):
-        raise DataError(
-            f"column {column.name!r} holds {texts.iloc[unknown[0]]!r} in row {unknown[0] + 1}; "
-            "expected true or false."
-        )
-    return values[:, None]
-
-
-def _categories(column: pd.Series) -> tuple[str, ...]:
-    values = distinct(column)
-    if len(values) > max(FEW, len(column) / 2):
-        raise DataError(f"column {column.name!r} {_no_category(column.astype(str), len(values))}")
-    return tuple(values)
-
-
-def _no_category(column: pd.Series, n_values: int) -> str:
-    """What texts that nearly all differ are instead: numbers, dates, or names of rows."""
-    ignore = f"leave the column out (--ignore {column.name})"
-    numbers = pd.to_numeric(column, errors="coerce")
-    if numbers.notna().all():
-        return "holds numbers that are stored as texts. Store them as numbers."
-    if numbers.notna().mean() > 0.5:
-        row = int(np.flatnonzero(numbers.isna())[0])
-        return (
-            f"holds {column.iloc[row]!r} in row {row + 1}, where most other rows hold numbers. "
-            f"Correct the value or remove the row, or {ignore}."
-        )
-    first = column.iloc[0]
-    if pd.to_numeric(column.str.replace(",", "."), errors="coerce").notna().mean() > 0.5:
-        return f"holds numbers with a decimal comma, like {first!r}. Write them with a point."
-    if pd.to_datetime(column, errors="coerce", format="ISO8601").notna().mean() > 0.5:
-        return (
-            f"holds dates, like {first!r}. Turn them into numbers, such as days since the first, "
-            f"or {ignore}."
-        )
-    return (
-        f"holds {n_values} different texts in {len(column)} rows, so it looks like an identifier "
-        f"that cannot generalise; {ignore}."
+def _unfitted(plan: ColumnPlan, read: pd.DataFrame, scale: bool) -> ColumnTransformer:
+    categories = [column.name for column in plan.categorical]
+    numbers = [name for name in read.columns if name not in set(categories)]
+    steps = [("impute", SimpleImputer(strategy="median", add_indicator=True))]
+    steps += [("scale", StandardScaler())] if scale else []
+    one_hot = OneHotEncoder(
+        categories=[list(column.values) for column in plan.categorical],
+        handle_unknown="ignore",
+        sparse_output=False,
+        dtype=np.float32,
     )
+    parts = [(_NUMBERS, Pipeline(steps), numbers)] if numbers else []
+    parts += [(_CATEGORIES, one_hot, categories)] if categories else []
+    return ColumnTransformer(parts)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from lpom.checks import check_number
+from lpom.checks import check_choice, check_number
 from lpom.training.history import Epoch
 
 #: Called after each epoch. It stops the run by returning ``True`` itself, and by nothing else.
@@ -17,16 +17,25 @@ Callback = Callable[[Epoch], Any]
 class EarlyStopping:
     """Stop when nothing got better by ``min_delta`` for ``patience`` epochs.
 
-    Watches the validation score if there is validation data, else the training loss. The weights
-    of the epoch with the best validation score are put back.
+    Watches the validation data if there is any, else the training loss; the weights of the epoch
+    that did best on the validation data are put back. ``watch``: its "score", or its "loss", which
+    also hears of answers that are right and hardly sure.
     """
 
     patience: int = 10
     min_delta: float = 1e-4
+    watch: str = "score"
 
     def __post_init__(self) -> None:
+        check_choice("watch", self.watch, ("score", "loss"))
         check_number("patience", self.patience, whole=True)
         check_number("min_delta", self.min_delta, strict=False)
+
+    def gain(self, epoch: Epoch) -> float:
+        """What should rise: the validation score, or a loss with its sign turned."""
+        if epoch.validation_loss is None or epoch.validation_score is None:
+            return -epoch.loss
+        return epoch.validation_score if self.watch == "score" else -epoch.validation_loss
 
 
 @dataclass
@@ -44,7 +53,7 @@ class Watch:
 
     def see(self, epoch: Epoch) -> bool:
         """Take note of an epoch, and say whether it is the best one so far."""
-        value = -epoch.loss if epoch.validation_score is None else epoch.validation_score
+        value = self.rule.gain(epoch)
         if self.reached is None or value > self.reached + self.rule.min_delta:
             self.reached, self.waited = value, 0
         else:

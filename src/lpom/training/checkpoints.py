@@ -72,9 +72,15 @@ class RunFolder:
         self._written = time.monotonic()
 
     def __enter__(self) -> RunFolder:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        check_writable(self.folder)
-        self._lock = (self.folder / _LOCK).open("ab")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            check_writable(self.folder)
+            self._lock = (self.folder / _LOCK).open("ab")
+        except OSError as error:
+            raise CheckpointError(
+                f"no checkpoint can be written to {self.folder} ({error.strerror}). Choose a "
+                "folder that can be written to, with room for a few times the model."
+            ) from error
         try:
             _lock(self._lock)
         except OSError:
@@ -171,6 +177,7 @@ def encode(run: dict[str, Any]) -> bytes:
     """Tensors and plain values, nested in lists and dictionaries, as one safetensors file."""
     tensors: dict[str, Tensor] = {}
     names: dict[Any, str] = {}
+    storages: set[int] = set()
 
     def plain(value: Any) -> Any:
         match value:
@@ -194,8 +201,15 @@ def encode(run: dict[str, Any]) -> bytes:
         key = (value.data_ptr(), value.dtype, value.shape, value.stride())
         if key not in names:
             names[key] = str(len(names))
-            tensors[names[key]] = _own(value.detach().permute(order).contiguous().cpu())
+            tensors[names[key]] = own(value.detach().permute(order).contiguous().cpu())
         return {"$tensor": names[key], "order": order}
+
+    def own(value: Tensor) -> Tensor:
+        # safetensors writes nothing that shares its memory
+        storage = value.untyped_storage()
+        shared = storage.data_ptr() in storages or storage.nbytes() != value.nbytes
+        storages.add(storage.data_ptr())
+        return value.clone() if shared else value
 
     text = json.dumps(plain(run), allow_nan=False)
     return safetensors.torch.save(tensors, {"format": _FORMAT, "run": text})
@@ -224,12 +238,6 @@ def decode(content: bytes) -> dict[str, Any]:
 
     run: dict[str, Any] = full(json.loads(metadata["run"]))
     return run
-
-
-def _own(tensor: Tensor) -> Tensor:
-    """The tensor in memory of its own: safetensors writes nothing that is shared."""
-    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-    return tensor if whole else tensor.clone()
 
 
 def _checksum(content: bytes) -> str:

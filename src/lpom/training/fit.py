@@ -17,12 +17,13 @@ from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.training.callbacks import Callback, EarlyStopping
-from lpom.training.checkpoints import Checkpoint, RunFolder
+from lpom.training.checkpoints import Checkpoint, RunFolder, encode
+from lpom.training.measuring import measure
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
 from lpom.training.tasks import Task
-from lpom.training.trainer import Result, Trainer, copied, measure
+from lpom.training.trainer import Result, Trainer, copied
 
 _DEFAULT_ROWS = 100  # of a batch
 
@@ -142,6 +143,8 @@ def fit(
         )
         if folder is not None and saved is not None:
             _go_on(trainer, saved, folder)
+        elif folder is not None:
+            encode(trainer.state_dict())  # a state that can't be written is found now, not later
         return trainer.run(progress)
 
 

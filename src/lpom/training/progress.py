@@ -32,6 +32,7 @@ class Bar:
                 console=Console(stderr=True),
                 transient=True,
             )
+        self.shown = self._progress is not None
 
     def __enter__(self) -> Bar:
         if self._progress is not None:
@@ -51,7 +52,7 @@ class Bar:
     @property
     def due(self) -> bool:
         """Whether it is time to draw again: reading a metric off a device is not free."""
-        return self._progress is not None and time.monotonic() - self._drawn > 0.2
+        return self.shown and time.monotonic() - self._drawn > 0.2
 
     def draw(self, done: int, description: str, text: str) -> None:
         if self._progress is not None:

@@ -21,6 +21,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.heeded = False  # whether the run was stopped for it
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
@@ -36,8 +37,10 @@ class Signals:
         trace: TracebackType | None,
     ) -> None:
         self._put_back()
-        if self.received == signal.SIGTERM and kind is None:
+        if self.received == signal.SIGTERM:
             self._terminate(self.received, None)
+        elif self.received is not None and not self.heeded and kind is None:
+            signal.raise_signal(self.received)  # it came after the last step
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:

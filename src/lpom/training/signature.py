@@ -66,8 +66,12 @@ class Signature:
         return self.graph.output_activation
 
     def stored(self, X: Tensor) -> Tensor:
-        """All rows as they are kept: as given where they need no change from batch to batch."""
-        return X.to(self.like.device) if self.indices else X.to(self.like).contiguous()
+        """All rows, row after row, in the model's dtype and on its device: itself, or one copy."""
+        like = self.like
+        dtype = torch.long if self.indices else like.dtype
+        if (X.dtype, X.device) == (dtype, like.device) and X.is_contiguous():
+            return X
+        return torch.empty(X.shape, dtype=dtype, device=like.device).copy_(X)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them: dtype, device, and pictures in the layout that is fast."""

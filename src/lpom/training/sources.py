@@ -20,7 +20,7 @@ from lpom.training.tasks import Task, as_array, as_tensor
 
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
-_CHUNK = 2**20  # numbers looked at together when all of X is checked
+_CHUNK = 2**17  # numbers looked at together when all of X is checked
 _ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
 
 
@@ -33,6 +33,7 @@ class Source(ABC):
 
     steps: int | None
     generators: list[torch.Generator]
+    like: Tensor  # a tensor with that dtype and device
 
     @abstractmethod
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
@@ -98,6 +99,8 @@ class Arrays(Source):
             raise ValueError(_ALL_ZERO)
         if isinstance(self.X, Tensor):
             self.X = takes.stored(self.X)
+        # rows that only need to be picked; pictures change their layout
+        self._ready = isinstance(self.X, Tensor) and self.X.ndim != 4
         if batch_size is not None:
             check_number("batch_size", batch_size, whole=True)
             if batch_size > n:
@@ -143,7 +146,8 @@ class Arrays(Source):
             yield Batch(self._rows(rows), self.target[rows], weight, counts)
 
     def _rows(self, rows: Any) -> Tensor:
-        return self.takes.inputs(dense_rows(self.X, rows))
+        found = dense_rows(self.X, rows)
+        return found if self._ready else self.takes.inputs(found)
 
 
 @final
@@ -189,7 +193,7 @@ class Loader(Source):
         return self._batches(items, whole_epoch=skip == 0)
 
     def in_order(self) -> Iterator[Batch]:
-        return self._batches(iter(self.loader), whole_epoch=True)
+        return self.epoch()
 
     def probe(self) -> Batch:
         return self._batch(self._first())
@@ -288,13 +292,13 @@ def check_inputs(X: Any, takes: Signature) -> Any:
     return X if sparse or mapped or isinstance(X, Tensor) else as_tensor(X)
 
 
-def check_targets_finite(y: Any, dtype: torch.dtype | None = None) -> None:
+def check_targets_finite(y: Any, dtype: torch.dtype) -> None:
     values = _plain(y, "y") if isinstance(y, Tensor) else np.asarray(y)
     if isinstance(values, Tensor) or values.dtype.kind == "f":
         check_finite(values, "y", "Remove such rows first", dtype)
 
 
-def check_weights(weight: Any, n: int, dtype: torch.dtype | None = None) -> Tensor:
+def check_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
     """Weights of ``n`` samples, which may all be zero: other batches may count."""
     weights: Tensor = (
         weight if isinstance(weight, Tensor) else as_tensor(as_array(weight, "sample_weight"))

@@ -150,78 +150,6 @@ class Task:
         return values.argmax(1)
 
 
-class Score:
-    """Mean loss and accuracy (whole rows right) or R2, summed up batch by batch."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self._sums: dict[str, Tensor] = {}
-        self._rows = 0
-        self._low: Tensor | None = None
-        self._high: Tensor | None = None
-
-    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        """Count a batch; sums stay on the device until they are read."""
-        if self.task.n_steps:
-            counted = self.task.loss.counted(target)
-            weight = counted if weight is None else counted * weight[:, None]
-            counts = counted.flatten() > 0
-            weight, outputs, target = (
-                values.flatten(0, 1)[counts] for values in (weight, outputs, target)
-            )
-        ones = outputs.new_ones(len(outputs)) if weight is None else weight
-        self._count("weight", ones)
-        self._rows += len(outputs)
-        low, high = outputs.amin(0), outputs.amax(0)
-        self._low = torch.minimum(self._low, low) if self._low is not None else low
-        self._high = torch.maximum(self._high, high) if self._high is not None else high
-        self._count("loss", self.task.loss.value(outputs, target) * ones)
-        if self.task.kind == "numbers":
-            outputs, target = outputs.double(), target.double()  # squares of large numbers
-            self._count("error", (outputs - target).square() * ones[:, None])
-            self._count("first", target * ones[:, None])
-            self._count("second", target.square() * ones[:, None])
-        else:
-            right = self.task.decide(outputs) == self.task.truth(target)
-            self._count("right", right.reshape(len(right), -1).all(1) * ones)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self._sums, self._rows = dict(saved["sums"]), saved["rows"]
-        self._low, self._high = saved["low"], saved["high"]
-
-    def __bool__(self) -> bool:
-        """Whether anything was counted."""
-        return bool(self._sums)
-
-    def constant_outputs(self) -> list[int]:
-        """Outputs that gave one and the same value for every sample (of two or more)."""
-        if self._low is None or self._high is None or self._rows < 2:
-            return []
-        return [int(i) for i in (self._high == self._low).nonzero()]
-
-    def _count(self, key: str, values: Tensor) -> None:
-        total = values.double().sum(0)
-        self._sums[key] = self._sums[key] + total if key in self._sums else total
-
-    @property
-    def loss(self) -> float:
-        return float(self._sums["loss"] / self._sums["weight"])
-
-    @property
-    def score(self) -> float:
-        """Accuracy, or R2 averaged over outputs (1 for a constant output met exactly)."""
-        sums, n = self._sums, self._sums["weight"]
-        if "right" in sums:
-            return float(sums["right"] / n)
-        spread = sums["second"] - sums["first"].square() / n
-        exact = (sums["error"] <= 0).double()
-        r2 = torch.where(spread > 0, 1 - sums["error"] / spread.clamp_min(1e-300), exact)
-        return float(r2.mean())
-
-
 def _fits(loss: Loss, output: Activation) -> bool:
     """Whether the outputs can say yes and no, and give logits where the loss takes them."""
     if loss.logits and max(-output.lower, output.upper) < math.inf:
@@ -267,10 +195,11 @@ def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
     """A tensor that shares the array's memory where it can; nobody here writes to it.
 
     Arrays that are read-only (memory maps, columns of a data frame) are as good as others, so
-    torch's warning about them is kept from the user; reversed ones are copied.
+    torch's warning about them is kept from the user; reversed ones, and columns of records, are
+    copied.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        if any(stride < 0 for stride in array.strides):
+        if any(stride < 0 or stride % array.itemsize for stride in array.strides):
             array = array.copy()
         return torch.as_tensor(np.asarray(array))

@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,13 +17,15 @@ from lpom.methods import Batch, Method, Problem, State
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
+from lpom.training.measuring import Score, evaluating, measure
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
 from lpom.training.sources import Source
-from lpom.training.tasks import Score, Task
+from lpom.training.tasks import Task
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
+_READ_EVERY = 10  # steps whose outputs are scored together
 
 
 @dataclass
@@ -162,6 +163,13 @@ class Trainer:
         self._done = self._seen = 0
         self._epoch_seconds = 0.0
         self._measured = Score(self.task)
+        self._unread: list[tuple[Tensor, Tensor, Tensor | None]] = []
+
+    def _read(self) -> None:
+        """Score the outputs of the last steps, one after the other."""
+        for outputs, target, weight in self._unread:
+            self._measured.add(outputs, target, weight)
+        self._unread.clear()
 
     def _train_epoch(self, bar: Bar) -> None:
         """The steps that are left of the epoch."""
@@ -173,13 +181,16 @@ class Trainer:
             self.state.progress = 0.0 if self.endless else self._share_done()
             outputs = self.method.step(self.problem, batch, self.state)
             self._done += 1
-            self._seen += len(batch)
+            self._seen += len(batch.inputs)
             if outputs is not None:
-                self._measured.add(outputs, batch.target, batch.weight)
+                self._unread.append((outputs, batch.target, batch.weight))
+                if len(self._unread) == _READ_EVERY:
+                    self._read()
             if self._done % _CHECK_EVERY == 0 and not self._finite():
                 self._diverged()
             self._epoch_seconds = time.perf_counter() - clock
-            if bar.due:
+            if bar.shown and bar.due:
+                self._read()
                 text = f"{self._seen / self._epoch_seconds:,.0f} samples/s"
                 if self._measured:
                     text += f"  {self.task.metric} {self._measured.score:.4f}"
@@ -197,21 +208,21 @@ class Trainer:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         self.good = _weights(self.model)
-        with self.generators.untouched():
-            measured = self._measured or measure(self.model, self.train, self.task)
-            if not measured:
-                raise ValueError(
-                    f"method {self.method.name!r} needs a second pass over the data to measure "
-                    "the epoch, but the DataLoader gave nothing when read again. Use a data set "
-                    "that can be read more than once."
-                )
-            checked = None
-            if self.validation is not None:
-                checked = measure(self.model, self.validation, self.task)
-                if not checked:
-                    raise ValueError("validation_data gave no batch; at least one is needed.")
-            with evaluating(self.model):
-                self._record(measured, checked)
+        self._read()
+        measured = self._measured or measure(self.model, self.train, self.task)
+        if not measured:
+            raise ValueError(
+                f"method {self.method.name!r} needs a second pass over the data to measure the "
+                "epoch, but the DataLoader gave nothing when read again. Use a data set that can "
+                "be read more than once."
+            )
+        checked = None
+        if self.validation is not None:
+            checked = measure(self.model, self.validation, self.task)
+            if not checked:
+                raise ValueError("validation_data gave no batch; at least one is needed.")
+        with evaluating(self.model), self.generators.untouched():
+            self._record(measured, checked)
         self._comment(measured)
         if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
             self.best = self.good
@@ -225,6 +236,7 @@ class Trainer:
         due = asked or folder.due(len(self.history), epoch_ended)
         kept = folder.write(self.state_dict()) if due else False
         if asked:
+            folder.signals.heeded = True
             where = f"with checkpoint={str(folder.folder)!r}"
             raise Stopped(f"Call fit again {where} to go on from there." if kept else "")
 
@@ -268,7 +280,7 @@ class Trainer:
 
     def _share_done(self) -> float:
         within = 0.0 if self.train.steps is None else self._done / self.train.steps
-        return (len(self.history) + within) / self.epochs
+        return (len(self.history.epochs) + within) / self.epochs
 
     @property
     def _chooses(self) -> bool:
@@ -299,6 +311,7 @@ class Trainer:
             "task": self.task.kind,
             "epochs": self.epochs,
             "seed": self.seed,
+            "endless": self.endless,
             "early stopping": None if watch is None else repr(watch.rule),
             "data": self.train.describe(),
             "validation data": None if self.validation is None else self.validation.describe(),
@@ -310,6 +323,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole run between two steps; tensors are not copied."""
+        self._read()
         return {
             "run": self.describe(),
             "status": self.status,
@@ -362,28 +376,6 @@ class Trainer:
             self.watch.load_state_dict(saved["early stopping"])
         self.good, self.best = saved["good"], saved["best"]
         self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
-
-
-@torch.no_grad()
-def measure(model: nn.Module, source: Source, task: Task) -> Score:
-    """Loss and score of a plain forward pass over all rows."""
-    measured = Score(task)
-    with evaluating(model):
-        for batch in source.in_order():
-            measured.add(model(batch.inputs), batch.target, batch.weight)
-    return measured
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """With ``model.eval()``; every submodule is put back into its mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def settings_of(method: Method[Any]) -> str:

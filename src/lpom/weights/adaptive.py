@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,33 +43,36 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "muon": _muon,
 }
 
+#: What the learning rate is multiplied with at a share of the run, from 0 to 1.
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1.0 - progress,
+    "linear": partial(operator.sub, 1.0),
     "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
 }
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimisers, each with weights of its own, as one."""
+    """Several optimisers, each with weights of its own, as one: groups and memory are shared."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
         self.parts = parts
-        groups = [group for part in parts for group in part.param_groups]
-        super().__init__(groups, {})
-        self.param_groups = groups  # the parts' own, so that a changed rate reaches them
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             part.step()
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for part, kept in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(kept)
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Each part works on its groups of this optimiser, and on one memory."""
+        groups = iter(self.param_groups)
+        for part in self.parts:
+            part.param_groups = [next(groups) for _ in part.param_groups]
+            part.state = self.state
 
 
 def make_optimizer(
@@ -85,7 +90,8 @@ def make_optimizer(
         )
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         _check_kind(optimizer)
-        made: torch.optim.Optimizer = optimizer(parameters, lr=learning_rate)  # type: ignore[call-arg]
+        kind: Any = optimizer
+        made: torch.optim.Optimizer = kind(parameters, lr=learning_rate)
     elif callable(optimizer):
         made = optimizer(parameters)
     else:
@@ -114,12 +120,3 @@ def check_schedule(schedule: Schedule) -> None:
 def make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
     """torch's own scheduler where the schedule is a function that makes one."""
     return schedule(optimizer) if callable(schedule) else None
-
-
-def set_progress(optimizer: torch.optim.Optimizer, schedule: Schedule, progress: float) -> None:
-    """Scale every learning rate to what a named schedule gives at this share of the run."""
-    if callable(schedule):
-        return
-    factor = SCHEDULES[schedule](min(max(progress, 0.0), 1.0))
-    for group in optimizer.param_groups:
-        group["lr"] = group["initial_lr"] * factor

@@ -100,13 +100,14 @@ def blocks(graph: Graph) -> list[Block]:
                     f"one below {node.name} is not, by {node.edge.obstacle}. Use adaptive weights."
                 )
         layers = {node.edge.layer for node in uses}
+        alone = all(len(node.edge.parameters) == len(parameters) for node in uses)
         made.append(
             Block(
                 tuple(parameters),
                 tuple(names[p] for p in parameters),
                 tuple(node.index for node in uses),
-                layers.pop() if len(layers) == 1 else None,
-                all(len(node.edge.parameters) == len(parameters) for node in uses),
+                layers.pop() if alone and len(layers) == 1 else None,
+                alone,
             )
         )
     return made

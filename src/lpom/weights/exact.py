@@ -41,10 +41,10 @@ def exact_step(
     gamma = max(use.node.activation.lipschitz for use in uses)
 
     def gradient(C: Tensor | None) -> Tensor:
-        moves = [0.0] * len(uses) if C is None else squares.apply(C)
-        residuals = [
-            phi(use.Z + move) - use.goal for phi, use, move in zip(phis, uses, moves, strict=True)
-        ]
+        Z = [use.Z for use in uses]
+        if C is not None:
+            Z = [z + move for z, move in zip(Z, squares.apply(C), strict=True)]
+        residuals = [phi(z) - use.goal for phi, z, use in zip(phis, Z, uses, strict=True)]
         return squares.solve(residuals) / gamma
 
     C = -gradient(None)  # Y_0 = 0

@@ -51,4 +51,5 @@ def orthogonal(G: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         S = X @ X.T
         X = _A * X + (_B * S + _C * S @ S) @ X
-    return X.T if wide else X
+    made: Tensor = X.T if wide else X
+    return made

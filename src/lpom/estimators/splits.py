@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 
 def split_rows(
-    n: int, fraction: float, rng: np.random.Generator, classes: NDArray[Any] | None = None
+    n: int,
+    fraction: float,
+    rng: np.random.Generator | np.random.RandomState,
+    classes: NDArray[Any] | None = None,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
     """Row numbers in two parts, ``fraction`` of them in the second, classes in equal shares.
 

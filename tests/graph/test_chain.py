@@ -1,4 +1,4 @@
-"""Dense: what solvers ask of a linear map, against plain matrix algebra."""
+"""Chains of Linear layers, for the methods that need one; what their solvers ask of a layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lpom.maps import Dense
+import lpom
+from lpom import UntrainableError
+from lpom.activations import Identity, Tanh
+from lpom.graph import Dense, chain, trace
 
 sizes = st.integers(1, 7)
 seeds = st.integers(0, 2**32 - 1)
@@ -31,8 +34,6 @@ def test_apply_is_the_module(drawn):
     map_, X, _ = drawn
     torch.testing.assert_close(map_.apply(X), map_.module(X).detach())
     assert not map_.apply(X).requires_grad
-    torch.testing.assert_close(map_.forward(X), map_.module(X))
-    assert map_.forward(X).requires_grad
     bias = 0 if map_.bias is None else map_.bias
     torch.testing.assert_close(map_.linear(X) + bias, map_.apply(X))
 
@@ -41,20 +42,6 @@ def test_apply_is_the_module(drawn):
 def test_adjoint_is_the_transpose(drawn):
     map_, X, R = drawn
     torch.testing.assert_close((map_.linear(X) * R).sum(), (X * map_.adjoint(R)).sum())
-
-
-@given(maps())
-def test_weight_gradient_is_autograd_s(drawn):
-    map_, X, R = drawn
-    expected = torch.autograd.grad((map_.forward(X) * R).sum(), map_.parameters())
-    found = map_.weight_gradient(R, X)
-    assert len(found) == len(expected) == len(map_.parameters())
-    places = [torch.full_like(a, torch.nan) for a in found]
-    again = map_.weight_gradient(R, X, out=places)
-    for a, b, c, place in zip(found, expected, again, places, strict=True):
-        torch.testing.assert_close(a, b)
-        torch.testing.assert_close(c, b)
-        assert c is place
 
 
 @given(maps())
@@ -103,19 +90,76 @@ def test_the_norm_of_a_zero_map_is_zero_and_keeps_the_vector():
     assert torch.equal(vector, start)
 
 
-@given(maps())
-def test_absolute_bound_is_both_norms_of_theorem_2(drawn):
-    map_, _, _ = drawn
-    product = map_.weight.T.abs() @ map_.weight.abs()
-    bound = float(map_.absolute_bound())
-    assert bound == pytest.approx(float(torch.linalg.matrix_norm(product, 1)))
-    assert bound == pytest.approx(float(torch.linalg.matrix_norm(product, torch.inf)))
-    assert bound >= float(torch.linalg.matrix_norm(map_.weight, 2)) ** 2 * (1 - 1e-12)
-
-
 def test_dtype_and_start_follow_the_module():
     single = Dense(nn.Linear(5, 2))
     assert single.start_vector().dtype == torch.float32
     assert torch.equal(single.start_vector(), Dense(nn.Linear(5, 4)).start_vector())
     assert single.design(torch.zeros(3, 5)).shape == (3, 6)
     assert Dense(nn.Linear(5, 2, bias=False)).design(torch.zeros(3, 5)).shape == (3, 5)
+
+
+def chained(*modules):
+    return chain(trace(nn.Sequential(*modules)))
+
+
+def test_layers_one_after_the_other_with_flattened_data():
+    first, second = nn.Linear(4, 3), nn.Linear(3, 2)
+    found = chained(nn.Flatten(), first, nn.Tanh(), nn.Identity(), second)
+    assert [layer.map.module for layer in found] == [first, second]
+    assert [layer.activation for layer in found] == [Tanh(), Identity()]
+    assert len(found) == 2 and found[1].map.module is second
+
+
+def test_a_chain_feeds_forward_as_the_model():
+    model = lpom.mlp([3, 5, 4, 2], "relu", "sigmoid", seed=0, dtype=torch.float64)
+    inputs = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    Z, X = chain(trace(model)).feed_forward(inputs)
+    assert [len(Z), len(X)] == [3, 4] and X[0] is inputs
+    torch.testing.assert_close(X[-1], model(inputs).detach(), rtol=0, atol=0)
+    for i in range(3):
+        torch.testing.assert_close(Z[i], model[2 * i](X[i]).detach(), rtol=0, atol=0)
+
+
+class Skip(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)) + x)
+
+
+SHARED = nn.Linear(3, 3)
+OTHERS = {
+    "a skip": (Skip(), r"'output' .* states \(0, 1\) by add, last"),
+    "a convolution": (nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU()), "'1' .* by 0"),
+    "softmax": (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), "elementwise activation.*'1'"),
+    "two uses": (nn.Sequential(SHARED, nn.ReLU(), SHARED), "0.weight is used twice"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_networks_are_refused_by_name(name):
+    model, sentence = OTHERS[name]
+    with pytest.raises(UntrainableError, match=sentence):
+        chain(trace(model))
+
+
+@pytest.mark.parametrize("method", ["bcd", "admm", "admm-hashing", "tikhonov", "lifted"])
+def test_methods_of_chains_refuse_a_skip_and_name_those_that_do_not(method):
+    X, y = torch.randn(20, 3), torch.randn(20, 2)
+    with pytest.raises(UntrainableError, match="chains of Linear layers.*Use 'lpom', 'mac' or"):
+        lpom.fit(Skip(), X, y, method=method, epochs=1)
+
+
+@pytest.mark.parametrize("method", ["lpom", "mac", "adam", "sgd"])
+def test_other_methods_take_it(method):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(40, 3, generator=generator)
+    torch.manual_seed(0)
+    model, y = Skip(), X[:, :2] + 1
+    before, _ = lpom.evaluate(model, X, y)
+    quick = lpom.methods.get(method)
+    quick = quick if method == "mac" else quick.with_learning_rate(0.02)
+    lpom.fit(model, X, y, method=quick, epochs=60, batch_size=20, seed=0)
+    assert lpom.evaluate(model, X, y)[0] < 0.8 * before
