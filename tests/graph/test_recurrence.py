@@ -181,6 +181,27 @@ def test_steps_after_the_end_do_not_count():
     assert lpom.evaluate(fitted, x, y)[1] == pytest.approx(float(right))
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_pulls_on_parts_of_a_state_are_pulls_on_the_state(kind, weighted):
+    """The step that hands pulls to parts of a state, and the one that hands them to all of it."""
+    torch.manual_seed(0)
+    model = Sequences(kind, num_layers=2).double()
+    x, y = torch.randn(6, 5, 4, dtype=torch.float64), torch.randint(0, 3, (6, 5))
+    weight = torch.rand(6, dtype=torch.float64) if weighted else None
+    weights = lpom.Adaptive(optimizer="sgd", learning_rate=0.1, schedule="constant")
+    mu = {"output": 3.0, "tanh*": 7.0, "*": 20.0}
+    found = []
+    for states in (lpom.Sweeps(), lpom.Sweeps(rule="plain")):
+        fitted = copy.deepcopy(model)
+        method = lpom.LPOM(mu=mu, states=states, weights=weights)
+        lpom.fit(fitted, x, y, epochs=1, seed=0, method=method, sample_weight=weight)
+        found.append(list(fitted.parameters()))
+    for a, b, before in zip(*found, model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+        assert not torch.equal(a, before)
+
+
 METHODS = [
     lpom.LPOM(weights=lpom.Adaptive(learning_rate=0.02)),
     lpom.methods.get("adam", learning_rate=0.02),

@@ -16,7 +16,7 @@ from lpom import networks
 from lpom.checks import check_number
 from lpom.methods import Method
 from lpom.training import Epoch, Result, fit
-from lpom.training.trainer import evaluating
+from lpom.training.measuring import evaluating
 
 HELD_OUT = 0.1  # of the text, from its end
 

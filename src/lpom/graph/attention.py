@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.graph.recording import dropout_of, recorded
+from lpom.graph.recording import recorded
 
 
 def scaled_dot_product_attention(
@@ -42,7 +42,8 @@ def scaled_dot_product_attention(
     if attn_mask is not None:
         scores = masked(scores, attn_mask)
     weights = torch.softmax(scores, -1)
-    return (F.dropout(weights, dropout_p) if dropout_p else weights) @ value
+    # the rate is usually zero in evaluation: a trace in both modes sees that in the flag
+    return F.dropout(weights, dropout_p, dropout_p > 0) @ value
 
 
 @recorded("masked_fill")
@@ -83,13 +84,8 @@ def multi_head_attention_forward(
     static_v: Tensor | None = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,  # a hint: the mask says it as well
-    *,
-    drop: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """As torch's function of this name, without its ``static`` keys and added ``bias`` rows.
-
-    ``drop`` stands in for the dropout of ``dropout_p`` and ``training``.
-    """
+    """As torch's function of this name, without its ``static`` keys and added ``bias`` rows."""
     extras = {
         "bias_k": bias_k,
         "bias_v": bias_v,
@@ -135,9 +131,8 @@ def multi_head_attention_forward(
     if key_padding_mask is not None:
         scores = masked(scores, _inverted(key_padding_mask)[:, None, None])
     attended = torch.softmax(scores, -1)
-    if drop is None:
-        drop = lambda x: F.dropout(x, dropout_p, training)  # noqa: E731
-    attended = drop(attended)
+    if dropout_p:
+        attended = F.dropout(attended, dropout_p, training)
     out = (attended @ v).permute(2, 0, 1, 3).flatten(-2)
     out = F.linear(out, out_proj_weight, out_proj_bias)
     seen: Tensor | None = None
@@ -186,7 +181,7 @@ def _multihead(
         k_proj_weight=getattr(module, "k_proj_weight", None),
         v_proj_weight=getattr(module, "v_proj_weight", None),
         average_attn_weights=average_attn_weights,
-        drop=(lambda x: dropout_of(module, x)) if module.dropout else (lambda x: x),
+        training=module.training,
     )
     return (out.transpose(0, 1) if swap else out), weights
 

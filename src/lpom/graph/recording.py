@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import fx
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,22 +34,3 @@ def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if isinstance(arg, fx.Proxy):
             return arg.tracer.create_proxy("call_function", function, args, kwargs)
     return function(*args, **kwargs)
-
-
-class Dropping:
-    """Dropout with the rate and in the mode that a module has when it is called."""
-
-    __name__ = "dropout"
-    __qualname__ = "dropout"
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.dropout(x, float(self.module.dropout), self.module.training)  # type: ignore[arg-type]
-
-
-def dropout_of(module: nn.Module, x: Tensor) -> Tensor:
-    """``x`` after the dropout of a module that has its rate as ``module.dropout``."""
-    dropped: Tensor = record(Dropping(module), x)
-    return dropped

@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.graph.recording import dropout_of
-
 #: The hidden state, and what else is carried from step to step.
 Carried = tuple[Tensor, ...]
 Cell = Callable[..., Carried]
@@ -78,7 +76,8 @@ def unrolled(
     n_layers: int,
     bidirectional: bool,
     time: int,
-    drop: Callable[[Tensor], Tensor],
+    dropout: float,
+    training: bool,
     alive: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Carried]:
     """All layers and directions over all steps: the outputs, and what is carried at the end.
@@ -111,8 +110,8 @@ def unrolled(
             outputs.append(torch.stack(given[::-1] if direction else given, time))
             ends.append(carried)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
-        if layer < n_layers - 1:
-            x = drop(x)
+        if dropout and layer < n_layers - 1:
+            x = F.dropout(x, dropout, training)
     return x, tuple(torch.stack(list(parts)) for parts in zip(*ends, strict=True))
 
 
@@ -138,7 +137,8 @@ def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]
         n_layers=module.num_layers,
         bidirectional=module.bidirectional,
         time=time,
-        drop=(lambda x: dropout_of(module, x)) if module.dropout else (lambda x: x),
+        dropout=module.dropout,
+        training=module.training,
     )
     return output, ends if lstm else ends[0]
 
@@ -191,7 +191,8 @@ def _function(mode: str) -> Callable[..., Any]:
             n_layers=n_layers,
             bidirectional=bidirectional,
             time=1 if first and first[0] else 0,
-            drop=lambda x: F.dropout(x, dropout, training),
+            dropout=dropout,
+            training=training,
             alive=alive,
         )
         if sizes is not None:

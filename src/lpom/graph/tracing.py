@@ -170,20 +170,26 @@ class _Tracer(fx.Tracer):
         node.args = tuple(map(chosen, node.args, other.args))
         node.kwargs = {k: chosen(v, other.kwargs.get(k)) for k, v in node.kwargs.items()}
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         written = written_module(m)
-        if written is None:
-            try:
-                self.path_of_module(m)
-            except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
-                return forward(*args, **kwargs)
-            return super().call_module(m, forward, args, kwargs)
-        if m._forward_hooks or m._forward_pre_hooks:
-            raise UntrainableError(
-                f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has forward "
-                "hooks, which would be passed over."
-            )
-        return written(m, *args, **kwargs)
+        if written is not None:
+            if m._forward_hooks or m._forward_pre_hooks:
+                raise UntrainableError(
+                    f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has "
+                    "forward hooks, which would be passed over."
+                )
+            return written(m, *args, **kwargs)
+        try:
+            self.path_of_module(m)
+        except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
@@ -686,11 +692,9 @@ class _Builder:
     def _is_piece(self, node: fx.Node) -> bool:
         if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
             return False
-        several = (
-            isinstance(node.args[0], fx.Node) and self._name_or_nothing(node.args[0]) in SPLITS
-        )
-        if several and not isinstance(node.args[1], int):  # parts of a tuple, not of a tensor
-            return False
+        below = node.all_input_nodes[0]
+        if self._name_or_nothing(below) in SPLITS and not isinstance(node.args[1], int):
+            return False  # several pieces, not one
         given: list[Any] = []
         fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
         return not any(isinstance(a, list) for a in node.args[1:]) and not any(
