@@ -309,8 +309,10 @@ def test_a_stopped_network_with_augmentation_goes_on_to_the_same_model():
 
 
 def test_ctrl_c_while_starting_is_one_line():
-    with _start("train", "digits") as process:
-        time.sleep(0.5)
+    script = "print('here', flush=True); from lpom_shell import main; main()"
+    with _start("train", "digits", script=script) as process:
+        process.stdout.readline()
+        time.sleep(0.3)  # torch takes longer to load
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130

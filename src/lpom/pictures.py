@@ -77,7 +77,8 @@ class Pixels:
         if not np.isfinite(rows).all():
             raise DataError("a pixel is missing or not finite; fill in such values first.")
         images = rows.reshape(len(rows), *self.image_shape[:2], -1)
-        return np.moveaxis(images, 3, 1) / self._per_channel()
+        inputs: Array = np.moveaxis(images, 3, 1) / self._per_channel()
+        return inputs
 
     def table(self, path: Path, target: Classes) -> pd.DataFrame:
         """Flat rows from an NPZ file: X flat or as pictures, and y, numbers of classes, if there.
@@ -243,7 +244,8 @@ class PictureClassifier:
             return np.hstack([1 - shares, shares])
         nothing = shares.sum(1) == 0  # every output squeezed to zero: the largest takes it all
         shares[nothing, outputs.numpy()[nothing].argmax(1)] = 1
-        return shares / shares.sum(1, keepdims=True)
+        shares /= shares.sum(1, keepdims=True)
+        return shares
 
     def save(self, path: Path, shape: tuple[int, ...], metadata: Mapping[str, Any]) -> None:
         """The network for inputs of this shape, and whatever else predictions need."""
@@ -273,7 +275,8 @@ class PictureClassifier:
     def _outputs(self, X: Array) -> Tensor:
         like = next(self._model.parameters())
         self._model.eval()
-        parts = torch.from_numpy(np.ascontiguousarray(X)).split(_ROWS)
+        inputs = torch.from_numpy(np.ascontiguousarray(X))
+        parts = (inputs[start : start + _ROWS] for start in range(0, len(inputs), _ROWS))
         return torch.cat([self._model(part.to(like)).cpu() for part in parts])
 
 

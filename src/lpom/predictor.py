@@ -158,6 +158,8 @@ class Predictor:
                 estimator = PictureClassifier.restore(model, metadata["network"], n, history)
             else:
                 features = Features.from_json(metadata["features"])
+                if not isinstance(model, nn.Sequential):
+                    raise TypeError("its layers do not follow one another")
                 estimator = restore(model, metadata["estimator"], history)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(

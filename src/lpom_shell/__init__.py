@@ -11,7 +11,8 @@ def main() -> None:
     """Load the command and run it."""
     try:
         from lpom.cli import main as run
+
+        run()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    run()
