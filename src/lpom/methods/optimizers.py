@@ -109,7 +109,7 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     else:
         share = batch.weight / batch.total_weight
         pull = pull * share.view(-1, *[1] * (pull.ndim - 1))
-    outputs.backward(pull)
+    outputs.backward(pull)  # type: ignore[no-untyped-call]
     state.optimizer.step()
     return detached
 
