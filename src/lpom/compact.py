@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,15 @@ from lpom.activations import from_module, is_activation
 
 _Layer = nn.Linear | nn.Conv2d
 #: Modules that treat every channel alike and keep a constant what it is.
-_PASSING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Identity, nn.MaxPool2d, nn.AdaptiveMaxPool2d)
-_PASSING += (nn.AdaptiveAvgPool2d,)
+_PASSING = (
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.MaxPool2d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveAvgPool2d,
+)
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,15 @@ def compact(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module,
     ranks: dict[str, int] = {}
     for name, module in list(made.named_modules()):
         if isinstance(module, nn.Linear) and not shared.intersection(module.parameters()):
-            split = _split(module)
-            if split is not None and name:
-                owner, _, last = name.rpartition(".")
+            found = _split(module)
+            if found is None:
+                continue
+            split, ranks[name] = found
+            owner, _, last = name.rpartition(".")
+            if name:
                 setattr(made.get_submodule(owner), last, split)
-                ranks[name] = split[0].out_features
-            elif split is not None:
-                made, ranks[name] = split, split[0].out_features
+            else:
+                made = split
     return made, Report(size(model, example), size(made, example), removed, ranks)
 
 
@@ -246,7 +256,7 @@ def _set_sizes(layer: _Layer) -> None:
         layer.out_channels, layer.in_channels = outputs, inputs
 
 
-def _split(layer: nn.Linear) -> nn.Sequential | None:
+def _split(layer: nn.Linear) -> tuple[nn.Sequential, int] | None:
     """Two layers in place of one of low rank, if they hold fewer weights than it has."""
     W = layer.weight
     U, S, V = torch.linalg.svd(W.double(), full_matrices=False)
@@ -254,12 +264,12 @@ def _split(layer: nn.Linear) -> nn.Sequential | None:
     rank = max(int((rounding < S).sum()), 1)
     if rank * sum(W.shape) >= int(torch.count_nonzero(W)):
         return None
-    options = {"dtype": W.dtype, "device": W.device}
-    lower = nn.Linear(layer.in_features, rank, bias=False, **options)  # type: ignore[arg-type]
-    upper = nn.Linear(rank, layer.out_features, layer.bias is not None, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"dtype": W.dtype, "device": W.device}
+    lower = nn.Linear(layer.in_features, rank, bias=False, **options)
+    upper = nn.Linear(rank, layer.out_features, layer.bias is not None, **options)
     root = S[:rank].sqrt()
     lower.weight.copy_(root[:, None] * V[:rank])
     upper.weight.copy_(U[:, :rank] * root)
     if layer.bias is not None:
         upper.bias.copy_(layer.bias)
-    return nn.Sequential(lower, upper).train(layer.training)
+    return nn.Sequential(lower, upper).train(layer.training), rank

@@ -14,6 +14,7 @@ training asks of h is its proximal operator with a step size per weight,
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,18 +162,17 @@ class GroupL1(Sparse):
         check_choice("groups", self.groups, ("outputs", "inputs"))
 
     def value(self, W: Tensor) -> Tensor:
-        n = W[0].numel() if self.groups == "outputs" else W[:, 0].numel()
-        return n**0.5 * self._norms(W).sum()
+        return self._root(W) * self._norms(W).sum()
 
     def prox(self, W: Tensor, step: Step) -> Tensor:
         if isinstance(step, Tensor) and step.ndim:
             step = harmonic_mean(step, self._dims(W))
-        norms, n = self._norms(W), W.numel() / W.shape[self._axis]
-        left = 1 - step * n**0.5 / norms
+        norms = self._norms(W)
+        left = 1 - step * self._root(W) / norms
         return W * torch.where(norms > 0, left, 0).clamp(min=0)
 
     def sizes(self, W: Tensor) -> Tensor:
-        return self._norms(W) / (W.numel() / W.shape[self._axis]) ** 0.5
+        return self._norms(W) / self._root(W)
 
     @property
     def _axis(self) -> int:
@@ -183,7 +183,12 @@ class GroupL1(Sparse):
         return [d for d in range(W.ndim) if d != self._axis]
 
     def _norms(self, W: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(W, dim=self._dims(W), keepdim=True)
+        norms: Tensor = torch.linalg.vector_norm(W, dim=self._dims(W), keepdim=True)
+        return norms
+
+    def _root(self, W: Tensor) -> float:
+        """Of the number of weights in a group."""
+        return math.sqrt(W.numel() / W.shape[self._axis])
 
 
 @final
@@ -202,7 +207,8 @@ class NuclearNorm(Sparse):
         check_number("every", self.every, whole=True)
 
     def value(self, W: Tensor) -> Tensor:
-        return torch.linalg.svdvals(W.flatten(1)).sum()
+        nuclear: Tensor = torch.linalg.svdvals(W.flatten(1)).sum()
+        return nuclear
 
     def prox(self, W: Tensor, step: Step) -> Tensor:
         return self.prox_but(W, step, torch.zeros((), dtype=torch.bool, device=W.device))
@@ -210,7 +216,7 @@ class NuclearNorm(Sparse):
     def prox_but(self, W: Tensor, step: Step, free: Tensor) -> Tensor:
         if isinstance(step, Tensor):
             step = harmonic_mean(step.flatten(), [0])
-        U, S, V = torch.linalg.svd(W.flatten(1), full_matrices=False)
+        U, S, V = _svd(W)
         return ((U * torch.where(free, S, (S - step).clamp(min=0))) @ V).reshape(W.shape)
 
     def sizes(self, W: Tensor) -> Tensor:
@@ -219,8 +225,13 @@ class NuclearNorm(Sparse):
         return torch.where(rounding < S, S, 0)
 
     def restrict(self, W: Tensor, kept: Tensor) -> Tensor:
-        U, S, V = torch.linalg.svd(W.flatten(1), full_matrices=False)
+        U, S, V = _svd(W)
         return ((U * (S * kept)) @ V).reshape(W.shape)
+
+
+def _svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    U, S, V = torch.linalg.svd(W.flatten(1), full_matrices=False)
+    return U, S, V
 
 
 # few bits

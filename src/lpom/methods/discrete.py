@@ -117,7 +117,7 @@ class StraightThrough(_BackpropOnGraph):
             if not activation.jumps:
                 return activation.phi(Z)
             jumping[index] = Z
-            X: Tensor = _Jump.apply(Z, activation, partial(slope, index))
+            X: Tensor = _Jump.apply(Z, activation, partial(slope, index))  # type: ignore[no-untyped-call]
             return X
 
         outputs = _outputs(graph, batch.inputs, states)

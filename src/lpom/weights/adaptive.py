@@ -90,8 +90,8 @@ def make_optimizer(
         )
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         _check_kind(optimizer)
-        kind: Any = optimizer
-        made: torch.optim.Optimizer = kind(parameters, lr=learning_rate)
+        make: Callable[..., torch.optim.Optimizer] = optimizer
+        made = make(parameters, lr=learning_rate)
     elif callable(optimizer):
         made = optimizer(parameters)
     else:
@@ -157,4 +157,5 @@ def _step_size(group: dict[str, Any], memory: dict[str, Any]) -> float | Tensor:
         if squares in memory:
             size = rate / (memory[squares].sqrt() + group["eps"])
             return size
-    return rate / (1 - group.get("momentum", 0.0))
+    momentum: float = group.get("momentum", 0.0)
+    return rate / (1 - momentum)

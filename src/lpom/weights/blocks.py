@@ -193,8 +193,12 @@ class ByGram(LeastSquares):
         """What a matrix has for each parameter, in its shape."""
         weight, bias = self.layer.weight, self.layer.bias
         width = weight[0].numel()
-        found = {weight: matrix[:width].T.reshape(weight.shape)}
-        return found if bias is None else found | {bias: matrix[width]}
+        assert isinstance(weight, nn.Parameter)
+        found: dict[nn.Parameter, Tensor] = {weight: matrix[:width].T.reshape(weight.shape)}
+        if bias is not None:
+            assert isinstance(bias, nn.Parameter)
+            found[bias] = matrix[width]
+        return found
 
     def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
         R = torch.cat([self._rows(residual) for residual in residuals])
