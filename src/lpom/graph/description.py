@@ -210,7 +210,7 @@ def _arguments(kind: type[nn.Module]) -> dict[str, Any]:
 
 def _program(model: nn.Module, example: Tensor | None) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The steps from input to output, and the constants that they use."""
-    graph, _ = traced(model, example)
+    graph, _ = traced(model, example, whole=_CLASSES.values())
     known: dict[fx.Node, Any] = {}
     steps: list[dict[str, Any]] = []
     output = None

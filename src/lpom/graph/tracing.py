@@ -7,7 +7,7 @@ import itertools
 import linecache
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,13 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     return _Builder(model, *traced(model, example)).build(model)
 
 
-def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, dict[fx.Node, str]]:
+def traced(
+    model: nn.Module, example: Tensor | None = None, whole: Collection[type[nn.Module]] = ()
+) -> tuple[fx.Graph, dict[fx.Node, str]]:
     """All that the module does, before it is cut into states, and the line where each thing stands.
 
-    What does not reach the output is left out.
+    What does not reach the output is left out. Modules of the classes ``whole`` stay one call,
+    others are written out where `lpom.graph.written` says how.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -71,7 +74,7 @@ def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, d
             "the model itself has forward hooks, which tracing would pass over; give "
             "nn.Sequential(model), which calls it with them, or remove them."
         )
-    tracer = _Tracer(example)
+    tracer = _Tracer(example, whole)
     try:
         graph = tracer.in_both_modes(model)
     except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
@@ -109,9 +112,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class _Tracer(fx.Tracer):
     """torch.fx's tracer; sizes of tensors are numbers, except those that follow the batch."""
 
-    def __init__(self, example: Tensor | None) -> None:
+    def __init__(self, example: Tensor | None, whole: Collection[type[nn.Module]]) -> None:
         super().__init__()
-        self.example = example
+        self.example, self.whole = example, whole
         self.lines: dict[fx.Node, str] = {}
         self.line = ""
         self._known: dict[fx.Node, tuple[Any, Any]] = {}
@@ -177,7 +180,7 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        written = written_module(m)
+        written = None if type(m) in self.whole else written_module(m)
         if written is not None:
             if m._forward_hooks or m._forward_pre_hooks:
                 raise UntrainableError(
