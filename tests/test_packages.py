@@ -17,8 +17,8 @@ PACKAGE = Path(lpom.__file__).parent
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
     {"exceptions", "checks", "registry", "settings", "files", "folders"},
-    {"activations", "losses"},
-    {"graph"},
+    {"activations", "losses", "penalties"},
+    {"graph", "compact"},
     {"weights"},
     {"states", "objective"},
     {"methods"},

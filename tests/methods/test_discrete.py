@@ -167,7 +167,7 @@ def test_relative_widths_are_in_standard_deviations_of_each_layer(data):
     with torch.no_grad():
         Z = twin.norm(twin.conv(data[0]))
         hidden = twin.smooth(twin.lower(twin.jump(Z).flatten(1)))
-        halves = [1.5 * float(z.std(correction=0)) / 2 for z in (Z, twin.upper(hidden))]
+        halves = [1.0 * float(z.std(correction=0)) / 2 for z in (Z, twin.upper(hidden))]
     rules = [Rule(JUMPS["sign"][1], scaled(1 / half, inside(half))) for half in halves]
     twin = made(InTurn(rules))
     functional.cross_entropy(twin(data[0]), data[1]).backward()
