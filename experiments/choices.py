@@ -165,7 +165,7 @@ Made by `python experiments/choices.py` from `experiments/results/choices.jsonl`
 {origin}
 
 After so few epochs a table tells how fast a setting learns, more than how far it gets: settings of
-the longer runs of [experiments/README.md](../experiments/README.md) were chosen by longer runs,
+the longer runs of [experiments/README.md](experiments.md) were chosen by longer runs,
 which are listed there. In short:
 
 - With exact weights mu = 20 makes short steps, and all that lengthens them learns faster: a smaller

@@ -1,13 +1,20 @@
-"""Examples in docstrings, in the README and in the guide, run."""
+"""Examples in docstrings, in the README and on the pages of docs/, run."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import os
+import pkgutil
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 import lpom
 
@@ -16,38 +23,129 @@ pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-PACKAGE = Path(lpom.__file__).parent
-WITH_EXAMPLES = [
-    ".".join(("lpom", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if ">>> " in path.read_text()
-]
+EXTENDING = ROOT / "docs" / "extending.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+RUN_AS_THEY_STAND = [page for page in PAGES if page != EXTENDING]
 
 
-def blocks(language):
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.S | re.M)
+
+
+def parametrized(pages, language):
     """Code of one language in the documents, each piece with a name."""
-    for path in (README, ROOT / "docs" / "guide.md"):
-        found = re.findall(rf"```{language}\n(.*?)```", path.read_text(), re.S)
-        yield from (pytest.param(code, id=f"{path.name}-{k}") for k, code in enumerate(found))
+    return [
+        pytest.param(code, id=f"{page.stem}-{k}")
+        for page in pages
+        for k, code in enumerate(blocks(page, language), 1)
+    ]
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_docstring_examples(name):
-    result = doctest.testmod(importlib.import_module(name))
-    assert result.attempted > 0 and result.failed == 0
+def docstring_examples():
+    """Every docstring that has an example, by its name."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    modules = [lpom.__name__, *(m.name for m in pkgutil.walk_packages(lpom.__path__, "lpom."))]
+    for name in modules:
+        for test in finder.find(importlib.import_module(name)):
+            if test.examples:
+                yield pytest.param(test, id=test.name)
 
 
-@pytest.mark.parametrize("code", list(blocks("python")))
-def test_examples_in_documents(code, tmp_path, monkeypatch):
+@pytest.mark.parametrize("test", list(docstring_examples()))
+def test_docstring_examples(test):
+    assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.mark.parametrize("code", parametrized(RUN_AS_THEY_STAND, "python"))
+def test_examples_on_pages(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "example", "exec"), {"__name__": "__example__"})
 
 
-def test_documents_have_examples():
-    assert len(list(blocks("python"))) > 5
+def extended(source):
+    """Put the new files and the edits of docs/extending.md into a copy of the source.
+
+    The lines of an edit that begin with a blank stand in the file once; those with a plus follow.
+    """
+    for block in re.findall(r"^```(?:python|diff)\n(.*?)^```", EXTENDING.read_text(), re.S | re.M):
+        what, _, code = block.partition("\n")
+        if what == "# use":
+            continue
+        kind, _, path = what.removeprefix("# ").partition(": src/")
+        file = source / path
+        if kind == "new file":
+            assert not file.exists()
+            file.write_text(code)
+        else:
+            assert kind == "edit"
+            old = "".join(line[1:] for line in code.splitlines(True) if line[0] == " ")
+            new = "".join(line[1:] for line in code.splitlines(True))
+            text = file.read_text()
+            assert text.count(old) == 1, f"{path} has {text.count(old)} times: {old}"
+            file.write_text(text.replace(old, new))
+
+
+def test_each_extension_is_a_new_file_and_an_entry_in_one_list(tmp_path):
+    shutil.copytree(
+        Path(lpom.__file__).parent,
+        tmp_path / "lpom",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
+    extended(tmp_path)
+    uses = [code for code in blocks(EXTENDING, "python") if code.startswith("# use\n")]
+    assert len(uses) == 6
+    script = tmp_path / "uses.py"
+    here = f"import lpom\nassert lpom.__file__.startswith({str(tmp_path)!r})\n"
+    ignore = "import warnings\nwarnings.filterwarnings('ignore', 'training ended after max_iter')\n"
+    script.write_text(ignore + here + "\n".join(uses))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def commands(text):
+    """Calls of lpom in a block of shell code, as lists of words."""
+    for line in text.splitlines():
+        for part in line.partition("#")[0].split("&&"):
+            name, *words = shlex.split(part) or [""]
+            if name == "lpom":
+                yield words
+
+
+@pytest.mark.parametrize("code", parametrized(PAGES, "sh"))
+def test_commands_on_pages_have_options_that_exist(code):
+    from lpom.cli import app
+
+    for words in commands(code):
+        command = typer.main.get_command(app)
+        while hasattr(command, "commands"):
+            assert words[0] in command.commands, words
+            command, words = command.commands[words[0]], words[1:]
+        command.make_context("lpom", list(words))  # parses, and does not run
 
 
 def test_readme_starts_with_the_two_commands():
-    commands = re.findall(r"```sh\n(.*?)```", README.read_text(), re.S)[0]
-    assert "pip install -c constraints.txt . && lpom train digits" in commands
-    assert "pip install -c constraints.txt '.[test]' && pytest" in commands
+    first = blocks(README, "sh")[0]
+    assert "pip install -c constraints.txt . && lpom train digits" in first
+    assert "pip install -c constraints.txt '.[test]' && pytest" in first
+
+
+def test_every_page_is_in_the_table_of_contents():
+    contents = (ROOT / "docs" / "index.md").read_text()
+    named = set(re.findall(r"^([a-z/]+)$", contents, re.M))
+    parts = {"index", "cosine"}  # the page itself, and part of another
+    assert {page.stem for page in PAGES if page != README} - parts == named - {"reference/index"}
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((ROOT / "experiments").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_to_files_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    local = [link for link in links if not link.startswith("https://")]
+    assert [link for link in local if not (page.parent / link).exists()] == []

@@ -10,8 +10,8 @@ from torch import nn
 
 import lpom
 from lpom import losses
-from lpom.network import Lifted
-from lpom.objective import Objective, evaluate, kkt_residuals, per_layer, rho, spectral_rates
+from lpom.graph import trace
+from lpom.objective import Objective, evaluate, kkt_residuals, per_node, rho, spectral_rates
 
 
 @pytest.fixture
@@ -25,33 +25,44 @@ def data(n: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
     return X, torch.randn(n, 2, generator=generator, dtype=torch.float64)
 
 
-def test_mu_may_be_one_number_a_list_or_a_number_and_the_last():
-    assert per_layer(3, 2) == [3.0, 3.0]
-    assert per_layer([1.0, 2.0, 4.0], 3) == [1.0, 2.0, 4.0]
-    assert per_layer((1, 2), 2, output=7) == [1.0, 7.0]
-    assert per_layer(torch.tensor([1.0, 2.0]), 2) == [1.0, 2.0]
+def test_mu_may_be_one_number_a_list_or_numbers_by_name(model):
+    graph = trace(model)
+    assert per_node(3, graph)[1:] == [3.0, 3.0]
+    assert per_node([1.0, 2.0], graph)[1:] == [1.0, 2.0]
+    assert per_node((1, 2), graph)[1:] == [1.0, 2.0]
+    assert per_node(torch.tensor([1.0, 2.0]), graph)[1:] == [1.0, 2.0]
+
+
+def test_a_pattern_meets_names_of_nodes_and_of_weights(model):
+    """The first that fits counts."""
+    graph = trace(model)
+    assert [node.name for node in graph] == ["1", "output"]
+    assert per_node({"output": 7, "*": 1}, graph)[1:] == [1.0, 7.0]
+    assert per_node({"0.weight": 7, "*": 1}, graph)[1:] == [7.0, 1.0]
+    assert per_node({"*.bias": 7, "output": 1}, graph)[1:] == [7.0, 7.0]
+    with pytest.raises(ValueError, match="no pattern for the node '1'.*it has 'output'"):
+        per_node({"output": 7}, graph)
 
 
 @pytest.mark.parametrize(
-    ("mu", "output", "sentence"),
+    ("mu", "sentence"),
     [
         (
-            [1.0, 2.0],
-            None,
-            "mu needs one value per weight layer: this network has 3, got 2. Give 3 values or a "
+            [1.0, 2.0, 3.0],
+            "mu needs one value per weight layer: this network has 2, got 3. Give 2 values or a "
             "single one.",
         ),
-        (0.0, None, "mu must be positive and finite in every layer, got 0.0."),
-        ([1.0, -2.0, 1.0], None, "mu must be positive and finite in every layer, got -2.0."),
-        (1.0, 0, "mu must be positive and finite in every layer, got 0.0."),
-        (math.inf, None, "mu must be positive and finite in every layer, got inf."),
-        (math.nan, None, "mu must be positive and finite in every layer, got nan."),
+        (0.0, "mu must be positive and finite in every layer, got 0.0."),
+        ([1.0, -2.0], "mu must be positive and finite in every layer, got -2.0."),
+        ({"output": 0, "*": 1.0}, "mu must be positive and finite in every layer, got 0.0."),
+        (math.inf, "mu must be positive and finite in every layer, got inf."),
+        (math.nan, "mu must be positive and finite in every layer, got nan."),
     ],
     ids=str,
 )
-def test_a_wrong_mu_is_said(mu, output, sentence):
+def test_a_wrong_mu_is_said(model, mu, sentence):
     with pytest.raises(ValueError) as caught:
-        per_layer(mu, 3, output)
+        per_node(mu, trace(model))
     assert str(caught.value) == sentence
 
 
@@ -124,29 +135,30 @@ def test_an_objective_adds_up():
 
 def test_sums_over_samples_do_not_lose_small_ones_in_float32():
     """A large sample and many small ones: summed in double precision."""
-    network = Lifted.from_module(lpom.mlp([1, 1], seed=0))
+    graph = trace(lpom.mlp([1, 1], seed=0))
     n = 2000
     target = torch.full((n + 1, 1), 1e-2)
     target[0] = 1e3
     X = [torch.zeros(n + 1, 1)] * 2
-    found = evaluate(network, losses.get("squared"), X, target, [1.0]).loss
+    found = evaluate(graph, losses.get("squared"), X, target, [1.0, 1.0]).loss
     assert found == pytest.approx(1e6 / 2 + n * 1e-4 / 2, rel=1e-9)
 
 
 def test_one_layer_has_no_hidden_state_and_so_no_rho():
-    network = Lifted.from_module(lpom.mlp([3, 2], "relu", "sigmoid", seed=0))
-    assert rho(network, [1.0]) == []
-    norms, rates = spectral_rates(network, losses.get("squared"), [0.5])
+    graph = trace(lpom.mlp([3, 2], "relu", "sigmoid", seed=0))
+    X = [torch.zeros(1, 3), torch.zeros(1, 2)]
+    assert rho(graph, [1.0, 1.0], X) == []
+    norms, rates = spectral_rates(graph, losses.get("squared"), [1.0, 0.5], X)
     assert len(norms) == 1 and rates == [0.5]  # gamma eta / mu = 1/4 * 1 / (1/2)
 
 
 def test_residuals_are_root_mean_squares(model):
     """Twice the samples, each twice: the same residuals."""
     X, y = data()
-    network = Lifted.from_module(model)
+    graph, mu = trace(model), [1.0, 1.0, 2.0]
     hidden = torch.tanh(X @ torch.ones(3, 4).double())
-    once = kkt_residuals(network, losses.get("squared"), [X, hidden, y + 1], y, [1.0, 2.0])
+    once = kkt_residuals(graph, losses.get("squared"), [X, hidden, y + 1], y, mu)
     states = [torch.cat([x, x]) for x in (X, hidden, y + 1)]
-    twice = kkt_residuals(network, losses.get("squared"), states, torch.cat([y, y]), [1.0, 2.0])
+    twice = kkt_residuals(graph, losses.get("squared"), states, torch.cat([y, y]), mu)
     for a, b in zip(once, twice, strict=True):
         assert a == pytest.approx(b)

@@ -16,16 +16,27 @@ PACKAGE = Path(lpom.__file__).parent
 
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
-    {"exceptions", "checks", "registry", "settings", "files", "folders"},
+    {"exceptions", "checks", "registry", "settings", "files"},
     {"activations", "losses", "penalties"},
     {"graph", "compact"},
     {"weights"},
     {"states", "objective"},
     {"methods"},
-    {"training", "lift"},
+    {"training", "lift", "compact"},
     {"diagnostics", "parallel"},
     {"networks", "datasets"},
-    {"estimators", "saving", "export", "tables", "predictor", "preparation", "runs", "plots"},
+    {
+        "estimators",
+        "saving",
+        "export",
+        "tables",
+        "predictor",
+        "preparation",
+        "runs",
+        "plots",
+        "pictures",
+        "folders",
+    },
     {"experiments", "tensorboard"},
     {"report", "commands", "cli"},
 ]

@@ -13,6 +13,7 @@ from lpom.exceptions import (
     LPOMError,
     UntrainableError,
 )
+from lpom.lift import Lifted, lift, unlift
 from lpom.methods import LPOM
 from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
 from lpom.networks.mlp import mlp
@@ -39,6 +40,7 @@ __all__ = [
     "Exact",
     "History",
     "LPOMError",
+    "Lifted",
     "MLPClassifier",
     "MLPRegressor",
     "Result",
@@ -52,6 +54,7 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "lift",
     "load",
     "losses",
     "methods",
@@ -60,6 +63,7 @@ __all__ = [
     "objective",
     "penalties",
     "saving",
+    "unlift",
 ]
 
 #: Loaded when asked for: they need more than torch.

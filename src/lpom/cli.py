@@ -1,7 +1,8 @@
 """The shell command ``lpom``: a thin skin over the library.
 
-Sub-commands are functions in ``lpom.commands``, one module each, named in ``_COMMANDS`` below.
-They raise what the library raises; here it becomes one line and an exit code.
+Sub-commands are functions in ``lpom.commands``, named in ``_COMMANDS`` below; a module is loaded
+when its command runs. They raise what the library raises; here it becomes one line and an exit
+code.
 """
 
 from __future__ import annotations
@@ -10,39 +11,66 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
 
 import lpom
-from lpom.commands import bench
-from lpom.commands.compare import compare
-from lpom.commands.info import info
-from lpom.commands.lists import list_activations, list_methods
-from lpom.commands.predict import predict
-from lpom.commands.report import report
-from lpom.commands.reproduce import reproduce
-from lpom.commands.train import train
 from lpom.exceptions import LPOMError
 
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, LPOMError)
 
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "train": train,
-    "predict": predict,
-    "info": info,
-    "report": report,
-    "compare": compare,
-    "reproduce": reproduce,
-    "methods": list_methods,
-    "activations": list_activations,
+#: Where a command is, "module:function" (or a group of commands), and the first line of its help.
+_COMMANDS: dict[str, tuple[str, str]] = {
+    "train": (
+        "train:train",
+        "Train a network on a data set or a table, and keep the run in a folder.",
+    ),
+    "predict": (
+        "predict:predict",
+        "Predict the rows of a file, as CSV with a column prediction.",
+    ),
+    "info": (
+        "info:info",
+        "Show the network, data, method, settings and results of a run; checks its model file.",
+    ),
+    "report": (
+        "report:report",
+        "Write one HTML file about runs: curves, layers, mistakes, weights, settings.",
+    ),
+    "compare": (
+        "compare:compare",
+        "Train by several methods, from the same weights and on the same batches.",
+    ),
+    "reproduce": (
+        "reproduce:reproduce",
+        "Run an experiment of the paper; what is finished already is not run again.",
+    ),
+    "networks": (
+        "lists:list_networks",
+        "List the known networks, for train --network.",
+    ),
+    "methods": (
+        "lists:list_methods",
+        "List the training methods: objective, cost of a step, and the data a step takes.",
+    ),
+    "activations": (
+        "lists:list_activations",
+        "List the activations: formula, range, Lipschitz constant, and whether they jump.",
+    ),
+    "bench": ("bench:app", "Measure what a method costs on this machine."),
 }
 
 
 class _Group(TyperGroup):
-    """Runs a sub-command; a mistake of the user becomes a line on stderr and exit code 2."""
+    """Loads and runs a sub-command; a mistake of the user becomes a line and exit code 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        assert name is not None  # an unknown one has been refused
+        return name, _loaded(name), rest
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -51,6 +79,9 @@ class _Group(TyperGroup):
                 return super().invoke(ctx)
             except BrokenPipeError:
                 raise  # whoever reads our output has seen enough
+            except KeyboardInterrupt:
+                typer.echo("interrupted", err=True)
+                raise typer.Exit(130) from None
             except USER_ERRORS as error:
                 if os.environ.get("LPOM_DEBUG"):
                     raise
@@ -60,14 +91,30 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     cls=_Group,
-    help="Train feed-forward networks without back-propagation.",
+    help="Train neural networks without back-propagation.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _name, _function in _COMMANDS.items():
-    app.command(_name)(_function)
-app.add_typer(bench.app, name="bench")
+
+
+def _loaded(name: str) -> Any:
+    """The command itself: its options, and what it does."""
+    module, _, attribute = _COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"lpom.commands.{module}"), attribute)
+    if not isinstance(found, typer.Typer):
+        alone = typer.Typer(add_completion=False)
+        alone.command(name)(found)
+        found = alone
+    return typer.main.get_command(found)
+
+
+def _not_loaded() -> None:
+    """Stands in the list of commands for one that is loaded when it runs."""
+
+
+for _name, (_, _help) in _COMMANDS.items():
+    app.command(_name, help=_help)(_not_loaded)
 
 
 def main() -> None:
@@ -91,7 +138,7 @@ def _options(
         ),
     ] = False,
 ) -> None:
-    """Train feed-forward networks without back-propagation."""
+    """Train neural networks without back-propagation."""
 
 
 def _sentence(error: BaseException) -> str:

@@ -208,7 +208,7 @@ def _read(
 ) -> tuple[Signature, Task, Batch]:
     """A model, what is asked of it, and all rows as one batch."""
     takes = Signature.of(model, X)
-    task = Task.infer(y, takes.n_outputs, loss, takes.output_activation)
+    task = Task.infer(y, takes.n_outputs, loss, takes.output_activation, takes.n_steps)
     (batch,) = Arrays(X, y, task, takes, weight=weight).epoch()
     return takes, task, batch
 

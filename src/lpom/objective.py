@@ -194,6 +194,8 @@ def edge_norm(
     k = edge.sources.index(source)
     rows = slice(1) if edge.alone else slice(None)
     states = [X[s].detach()[rows] for s in edge.sources]
+    if not states[k].is_floating_point():  # indices, which nothing is multiplied with
+        return torch.zeros(()), torch.zeros(())
     if vector is None or vector.shape != states[k].shape:
         vector = start_vector(states[k])
     vector = vector.to(states[k])  # it may come from a state of another dtype
@@ -209,11 +211,11 @@ def edge_norm(
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
         probe = torch.zeros_like(Z).requires_grad_()
-        (back,) = torch.autograd.grad(  # A^T as a function
-            Z, leaf, probe, create_graph=True, allow_unused=True
-        )
+        back = None
+        if Z.requires_grad:  # A^T as a function
+            (back,) = torch.autograd.grad(Z, leaf, probe, create_graph=True, allow_unused=True)
     norm = vector.new_zeros(())
-    if back is None:  # only the size of the source matters
+    if back is None:  # of this source it takes the size alone
         return norm, vector
     for _ in range(iterations):
         (image,) = torch.autograd.grad(back, probe, vector, retain_graph=True)

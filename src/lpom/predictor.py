@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -14,9 +15,11 @@ from lpom import saving
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.estimators.saved import describe, restore
 from lpom.exceptions import DataError, ModelFileError
+from lpom.pictures import PictureClassifier, Pixels
 from lpom.preparation import Reading
 from lpom.tables import Classes, Features, Target, target_from_json
 from lpom.tables.columns import Array
+from lpom.tables.plan import named
 from lpom.tables.scores import class_scores, label_scores, number_scores
 from lpom.training.history import History
 
@@ -28,9 +31,9 @@ class Predictor:
 
     Attributes
     ----------
-    estimator : MLPClassifier or MLPRegressor
+    estimator : MLPClassifier, MLPRegressor or, of a network on pictures, PictureClassifier
         The network, as scikit-learn knows it; ``estimator.to_torch()`` is a torch module.
-    features : Features
+    features : Features or, of pictures, Pixels
         What is done with each column: ``print(predictor.features.plan)``.
     target : Target
         What is predicted.
@@ -38,13 +41,13 @@ class Predictor:
         How the file was read, for the next one of its kind.
     """
 
-    estimator: MLPClassifier | MLPRegressor
-    features: Features
+    estimator: MLPClassifier | MLPRegressor | PictureClassifier
+    features: Features | Pixels
     target: Target
     reading: Reading = field(default_factory=Reading)
 
     @property
-    def model(self) -> nn.Sequential:
+    def model(self) -> nn.Module:
         return self.estimator.to_torch()
 
     @property
@@ -78,6 +81,20 @@ class Predictor:
         frame = frame[known]
         return self.scores(self.encode(frame), self.target.encode(frame))
 
+    def table(
+        self, file: str, *, encoding: str | None = None, separator: str | None = None
+    ) -> pd.DataFrame:
+        """The rows of a file, read as that of the training was."""
+        if isinstance(self.features, Pixels) and file.endswith(".npz"):
+            assert isinstance(self.target, Classes)
+            return self.features.table(Path(file), self.target)
+        reading = replace(
+            self.reading,
+            encoding=encoding or self.reading.encoding,
+            separator=separator or self.reading.separator,
+        )
+        return named(reading.table(file).frame)
+
     def encode(self, frame: pd.DataFrame) -> Array:
         """The inputs of the network."""
         if not isinstance(frame, pd.DataFrame):
@@ -106,7 +123,7 @@ class Predictor:
 
     def _shares(self, inputs: Array) -> Array:
         """A column for each class, also for those that no row to train on had."""
-        if not isinstance(self.estimator, MLPClassifier):
+        if isinstance(self.estimator, MLPRegressor):
             return np.asarray(self.target.shares(np.empty(0)))  # which says that there are none
         found: Array = self.estimator.predict_proba(inputs).astype(np.float64)
         if not isinstance(self.target, Classes):
@@ -116,12 +133,14 @@ class Predictor:
         return shares
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        metadata = {
-            "features": self.features.to_json(),
-            "target": self.target.to_json(),
-            "estimator": describe(self.estimator),
-            "reading": asdict(self.reading),
-        }
+        metadata = {"target": self.target.to_json(), "reading": asdict(self.reading)}
+        if isinstance(self.features, Pixels):
+            assert isinstance(self.estimator, PictureClassifier)
+            metadata["pixels"] = self.features.to_json()
+            self.estimator.save(Path(path), self.features.input_shape, metadata)
+            return
+        assert not isinstance(self.estimator, PictureClassifier)
+        metadata |= {"features": self.features.to_json(), "estimator": describe(self.estimator)}
         saving.save(path, self.estimator._model, metadata=metadata)
 
     @classmethod
@@ -129,12 +148,19 @@ class Predictor:
         """What :meth:`save` wrote; ``history`` if that of the training is known."""
         model, metadata = saving.load(path)
         try:
-            features = Features.from_json(metadata["features"])
             target = target_from_json(metadata["target"])
-            if not isinstance(model, nn.Sequential):
-                raise TypeError(f"a {type(model).__name__} where a Sequential was expected")
-            estimator = restore(model, metadata["estimator"], history)
             reading = Reading(**metadata["reading"])
+            features: Features | Pixels
+            estimator: MLPClassifier | MLPRegressor | PictureClassifier
+            if "pixels" in metadata:
+                features = Pixels.from_json(metadata["pixels"])
+                n = features.n_inputs
+                estimator = PictureClassifier.restore(model, metadata["network"], n, history)
+            else:
+                features = Features.from_json(metadata["features"])
+                if not isinstance(model, nn.Sequential):
+                    raise TypeError("its layers do not follow one another")
+                estimator = restore(model, metadata["estimator"], history)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ModelFileError(
                 f"{path} holds a network, but not what `lpom train` keeps beside it, the columns "

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,9 @@ from lpom.exceptions import DataError, unknown_name
 from lpom.tables import Classes, Features, Locale, Quantity, Target, fit_target
 from lpom.tables.columns import listed
 from lpom.tables.plan import named
+
+if TYPE_CHECKING:
+    from lpom.pictures import Pixels
 
 Part: TypeAlias = tuple[NDArray[Any], NDArray[Any]]  # inputs, targets
 
@@ -59,7 +62,7 @@ class Prepared:
     """Inputs and targets of the rows to train on (estimators hold some out) and to test."""
 
     name: str
-    features: Features
+    features: Features | Pixels
     target: Target
     train: Part
     test: Part

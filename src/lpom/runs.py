@@ -1,17 +1,18 @@
-"""Train a table or a data set of a known name, and keep the run in a folder."""
+"""Train on a table or a data set of a known name, and keep the run in a folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
 import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
@@ -20,21 +21,26 @@ import lpom
 from lpom import methods, plots
 from lpom.checks import as_device, check_number
 from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import ModelFileError, unknown_name
+from lpom.exceptions import DataError, ModelFileError, unknown_name
 from lpom.files import write_atomically
-from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, check_folder
+from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, begun, check_folder
 from lpom.methods import Method
+from lpom.pictures import PictureClassifier, prepare_pictures
 from lpom.predictor import Predictor
-from lpom.preparation import Prepared
-from lpom.settings import Settings as MethodSettings
+from lpom.preparation import Prepared, prepare
+from lpom.settings import Settings as SettingsOf
 from lpom.tables import Classes, Target
 from lpom.tables.scores import always, majority
-from lpom.training import Callback, Result
+from lpom.training import Callback, Checkpoint, Result
 from lpom.training.history import History
 
 _PATIENCE = 10  # epochs without a lower held-out loss, at least, before training stops
 _FEW_ROWS = 8  # to try settings on
 _ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
+_AUGMENTED = ("cifar-10",)  # photographs, which mean the same mirrored and a little aside
+_OF_TABLES = ("hidden", "activation", "output_activation", "alpha", "class_weight")
+
+Estimator: TypeAlias = MLPClassifier | MLPRegressor | PictureClassifier
 
 
 @final
@@ -43,7 +49,8 @@ class Settings:
     """How to train; None leaves a choice to the size of the data.
 
     ``method_settings`` are those of the method by name, ``{"mu": 5.0}``; ``class_weight`` is
-    "balanced" or a weight per name of a class.
+    "balanced" or a weight per name of a class. With a ``network``, a name that
+    :func:`lpom.networks.get` knows, pictures stay pictures; ``augment`` flips and crops them.
     """
 
     hidden: tuple[int, ...] | None = None
@@ -60,6 +67,19 @@ class Settings:
     early_stopping: bool = True
     seed: int = 0
     device: str = "auto"
+    network: str | None = None
+    network_options: Mapping[str, Any] = field(default_factory=dict)
+    augment: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.network is None:
+            given = [name for name in ("network_options", "augment") if getattr(self, name)]
+            why = "goes with --network, which is not given"
+        else:
+            given = [name for name in _OF_TABLES if getattr(self, name) != _default(name)]
+            why = "is for fully connected networks on tables, not for --network"
+        if given:
+            raise ValueError(f"{given[0].replace('_', ' ')} {why}. Leave it out.")
 
     def planned(self, n: int) -> tuple[int | None, int]:
         """Batch size (None: all rows) and most epochs for ``n`` rows to train on.
@@ -76,6 +96,9 @@ class Settings:
                     f"method {name!r} takes all rows in every step; leave the batch size out."
                 )
             return None, 100 if self.epochs is None else self.epochs
+        if self.network is not None:
+            batch = min(n, 100) if self.batch_size is None else self.batch_size
+            return batch, 10 if self.epochs is None else self.epochs
         small = 32 if n < 10_000 else 100
         batch = min(n, small) if self.batch_size is None else self.batch_size
         enough = min(max(round(4000 * batch / n), 10), 300)
@@ -87,8 +110,17 @@ class Settings:
             return self.hidden
         return (50,) if n < 500 else (100,) if n < 5000 else (300, 100)
 
-    def estimator(self, target: Target, n: int) -> MLPClassifier | MLPRegressor:
-        """The estimator that a user of Python would make for ``n`` rows and this target."""
+    def augments(self, data: str) -> bool:
+        """Whether pictures of this data set are flipped and cropped."""
+        if self.augment is not None:
+            return self.augment
+        return data in _AUGMENTED and not methods.get(self.method).full_batch
+
+    def estimator(self, data: Prepared) -> Estimator:
+        """The estimator that a user of Python would make for this data."""
+        n, target = len(data.train[0]), data.target
+        if self.network is not None:
+            return self._picture_classifier(self.network, data, n)
         batch, epochs = self.planned(n)
         made: MLPClassifier | MLPRegressor
         made = MLPRegressor() if target.task == "regression" else MLPClassifier()
@@ -115,11 +147,44 @@ class Settings:
             )
         return made
 
+    def _picture_classifier(self, network: str, data: Prepared, n: int) -> PictureClassifier:
+        assert isinstance(data.target, Classes)  # as all pictures have
+        batch, epochs = self.planned(n)
+        method = methods.get(self.method)
+        if self.method_settings:
+            method = method.with_params(**self.method_settings)
+        if self.learning_rate is not None:
+            method = method.with_learning_rate(self.learning_rate)
+        return PictureClassifier(
+            network,
+            len(data.target.classes),
+            self.network_options,
+            method=method,
+            loss=self.loss,
+            augment=self.augments(data.name),
+            batch_size="auto" if batch is None else batch,
+            max_iter=epochs,
+            early_stopping=self.early_stopping and n >= _ENOUGH_TO_WATCH,
+            n_iter_no_change=max(_PATIENCE, epochs // 10),
+            random_state=self.seed,
+            device=as_device(self.device),
+        )
 
-def method_settings(estimator: MLPClassifier | MLPRegressor) -> dict[str, Any]:
-    """Settings of the estimator's method, those of settings by names with a dot."""
-    found = methods.get(estimator.method).get_params(deep=True)
-    plain = {name: value for name, value in found.items() if not isinstance(value, MethodSettings)}
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Settings:
+        """Settings from what JSON made of ``asdict``."""
+        hidden = plain["hidden"]
+        return cls(**{**plain, "hidden": None if hidden is None else tuple(hidden)})
+
+
+def _default(name: str) -> Any:
+    return Settings.__dataclass_fields__[name].default
+
+
+def method_settings(method: Method[Any]) -> dict[str, Any]:
+    """Settings of a method, those of settings by names with a dot."""
+    found = method.get_params(deep=True)
+    plain = {name: value for name, value in found.items() if not isinstance(value, SettingsOf)}
     return {name.replace("__", "."): value for name, value in plain.items()}
 
 
@@ -133,9 +198,14 @@ class Run:
     config: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the four files of a run, each whole or not at all; an old report goes."""
+        """Write the four files of a run, each whole or not at all; an old report goes.
+
+        The config comes last and has the checksum of the model: a folder with files of two runs,
+        left by a process that was killed here, is told from a whole one.
+        """
         (folder / REPORT).unlink(missing_ok=True)
         self.predictor.save(folder / MODEL)
+        self.config["model"] = {"sha256": _digest(folder / MODEL)}
         self.history.to_jsonl(folder / HISTORY)
         plots.curves(self.history, folder / CURVES)
         config = json.dumps(self.config, indent=2, ensure_ascii=False, default=str)
@@ -153,7 +223,17 @@ class Run:
                 f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
                 f"({error}). Train again."
             ) from error
-        return cls(Predictor.load(folder / MODEL, history), history, config)
+        predictor = Predictor.load(folder / MODEL, history)
+        if "model" in config and config["model"] != {"sha256": _digest(folder / MODEL)}:
+            raise ModelFileError(
+                f"{folder} holds files of two runs: {CONFIG} is not that of {MODEL}. "
+                + (
+                    f"`lpom train --resume {folder}` goes on with the later one."
+                    if begun(folder)
+                    else "Train again."
+                )
+            )
+        return cls(predictor, history, config)
 
 
 def load(run: str | os.PathLike[str]) -> Predictor:
@@ -169,57 +249,135 @@ def load(run: str | os.PathLike[str]) -> Predictor:
     return Predictor.load(run / MODEL)
 
 
-def train(
-    data: Prepared,
-    settings: Settings,
-    *,
-    progress: bool | None = None,
-    callbacks: Iterable[Callback] = (),
-) -> Run:
-    """Train on the training rows, measure the test rows once.
+def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
+    """All that :func:`again` needs to go on with a run, as JSON can hold it."""
+    assert data.source is not None  # standard input can't be read again
+    files = [data.source["data"]] if data.name != data.source["data"] else []
+    if settings.network is not None and ":" in settings.network:
+        path, _, function = settings.network.rpartition(":")
+        files.append(str(Path(path).resolve()))
+        settings = replace(settings, network=f"{files[-1]}:{function}")
+    return {
+        "source": data.source,
+        "settings": asdict(settings),
+        "files": {file: _digest(Path(file)) for file in files},
+        "config": planned(data, settings),
+    }
 
-    The very estimators of the library do it: of the training rows they hold out a tenth, stop
-    when the loss on it stands still, and keep the weights for which it was lowest.
-    """
-    X, y = data.train
-    estimator = settings.estimator(data.target, len(X))
-    started = datetime.now(UTC)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
-        warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
-        estimator.fit(X, y, callbacks=callbacks, progress=progress)
-    result, batch, method = estimator.result_, estimator.batch_size, estimator._trained_by
-    assert method is not None  # it was trained just now
-    chosen = estimator.early_stopping and result.status != "interrupted"
-    predictor = Predictor(estimator, data.features, data.target, data.reading)
-    results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
-    results["test"]["baseline"] = _baseline(data)
-    config = {
+
+def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
+    """The data and the settings of a run that was begun; raises if the data is another."""
+    for file, digest in notes["files"].items():
+        if not Path(file).is_file():
+            raise DataError(f"the run was begun with {file}, which is gone. Put it back to go on.")
+        if _digest(Path(file)) != digest:
+            raise DataError(
+                f"{file} has changed since the run was begun, so it can't go on. Put the file back "
+                "as it was, or train anew."
+            )
+    settings, source = Settings.of(notes["settings"]), dict(notes["source"])
+    if settings.network is not None:
+        data = prepare_pictures(**source)
+    else:
+        data = prepare(**{**source, "ignore": tuple(source.get("ignore", ()))}, seed=settings.seed)
+    if json.loads(json.dumps(data.describe())) != notes["config"]["data"]:
+        raise DataError(
+            f"{data.name} is not what it was when the run was begun, so it can't go on. Use the "
+            "same files, or train anew."
+        )
+    return data, settings
+
+
+def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
+    """The config of a run before it is trained."""
+    estimator = settings.estimator(data)
+    method, batch = methods.get(estimator.method), estimator.batch_size
+    return {
         "data": data.describe(),
-        "network": {
-            "sizes": list(estimator._design.sizes),
-            "activation": settings.activation,
-            "output_activation": settings.output_activation,
-        },
+        "network": network(data, settings),
         "method": {"name": method.name, **method.plain()},
-        "loss": {"name": result.task.loss.name, **result.task.loss.params()},
+        "learning_rate": settings.learning_rate,
         "alpha": estimator.alpha,
         "class_weight": settings.class_weight,
         "epochs": estimator.max_iter,
         "batch_size": None if batch == "auto" else batch,
         "seed": settings.seed,
         "device": str(estimator.device),
-        "status": result.status,
-        "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
-        "metric": result.task.metric,
-        "results": results,
-        "timing": _timing(result, estimator.t_, started),
+        "status": "running",
         "versions": {
             "lpom": lpom.__version__,
             "torch": torch.__version__,
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
+    }
+
+
+def network_text(described: Mapping[str, Any]) -> str:
+    """What the config says of a network, in one line."""
+    if "name" not in described:
+        sizes = "-".join(map(str, described["sizes"]))
+        return f"{sizes}, {described['activation']}, {described['output_activation']} output"
+    options = ", ".join(f"{name}={value}" for name, value in described["options"].items())
+    shape = "x".join(map(str, described["pictures"]))
+    return (
+        f"{described['name']}{f' ({options})' if options else ''}, pictures of {shape}"
+        f"{', flipped and cropped' if described['augmented'] else ''}"
+    )
+
+
+def network(data: Prepared, settings: Settings) -> dict[str, Any]:
+    if settings.network is None:
+        widths = settings.widths(len(data.train[0]))
+        return {
+            "sizes": [data.features.n_inputs, *widths, data.n_outputs],
+            "activation": settings.activation,
+            "output_activation": settings.output_activation,
+        }
+    return {
+        "name": Path(settings.network).name,
+        "options": dict(settings.network_options),
+        "pictures": list(data.train[0].shape[1:]),
+        "augmented": settings.augments(data.name),
+    }
+
+
+def train(
+    data: Prepared,
+    settings: Settings,
+    *,
+    progress: bool | None = None,
+    callbacks: Iterable[Callback] = (),
+    checkpoint: Path | None = None,
+) -> Run:
+    """Train on the training rows, measure the test rows once.
+
+    The very estimators of the library do it: of the training rows they hold out a tenth, stop
+    when the loss on it stands still, and keep the weights for which it was lowest. A run that was
+    kept in ``checkpoint`` goes on from there.
+    """
+    X, y = data.train
+    estimator = settings.estimator(data)
+    if checkpoint is not None:
+        estimator.set_params(checkpoint=Checkpoint(checkpoint))
+    started = datetime.now(UTC)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
+        warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
+        estimator.fit(X, y, callbacks=callbacks, progress=progress)
+    result = estimator.result_
+    chosen = estimator.early_stopping and result.status != "interrupted"
+    predictor = Predictor(estimator, data.features, data.target, data.reading)
+    results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+    results["test"]["baseline"] = _baseline(data)
+    config = {
+        **planned(data, settings),
+        "loss": {"name": result.task.loss.name, **result.task.loss.params()},
+        "status": result.status,
+        "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
+        "metric": result.task.metric,
+        "results": results,
+        "timing": _timing(result, estimator.t_, started),
     }
     return Run(predictor, result.history, config)
 
@@ -228,7 +386,7 @@ def rehearse(data: Prepared, settings: Settings) -> None:
     """Raise now what training would raise of its settings: one step on a few rows."""
     X, y = data.train
     rows = np.unique(y, axis=0, return_index=True)[1][:_FEW_ROWS]
-    estimator = replace(settings, early_stopping=False).estimator(data.target, len(X))
+    estimator = replace(settings, early_stopping=False).estimator(data)
     if not isinstance(data.target, Classes):
         rows = np.sort(rows)
     elif len(rows) < 2:
@@ -236,6 +394,8 @@ def rehearse(data: Prepared, settings: Settings) -> None:
     with warnings.catch_warnings(), suppress(ArithmeticError):
         warnings.simplefilter("ignore")
         estimator.set_params(max_iter=1).fit(X[rows], y[rows])
+        if estimator.result_.status == "interrupted":
+            raise KeyboardInterrupt
 
 
 def _results(predictor: Predictor, X: Any, y: Any) -> dict[str, Any]:
@@ -269,6 +429,11 @@ def _class_weight(given: str | Mapping[str, float], target: Target) -> Any:
         if name not in target.classes:
             raise ValueError(unknown_name(f"class of {target.name!r}", name, target.classes))
     return {k: given.get(name, 1.0) for k, name in enumerate(target.classes)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _timing(result: Result, seen: int, started: datetime) -> dict[str, Any]:

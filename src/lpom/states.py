@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
+from lpom.graph.edges import Part
+from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
@@ -67,6 +69,7 @@ class States:
         self._own = [False] * (len(graph.nodes) + 1)
         self._Z: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
+        self._part_ends: dict[int, list[Any]] = {}  # and, by the edge's node, at parts of them
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
         for node in graph.nodes:
@@ -172,7 +175,10 @@ class States:
             self._linear_gradient(node, linear, _weighted(residual, weight), share)
         else:
             weights = [p for p in node.edge.parameters if p.requires_grad]
-            states = [self._ends[s] for s in sources]
+            parts = node.edge.parts if self.once else ()
+            in_parts = {part.source for part in parts}
+            sources = [s for s in sources if s not in in_parts]
+            states = [*(self._ends[s] for s in sources), *self._part_ends.pop(node.index, ())]
             if weight is None:
                 found = self._adjoint(node, residual, [*states, *weights])
             else:
@@ -181,9 +187,11 @@ class States:
             memory = [pull.data_ptr() for pull in found[: len(sources)] if pull is not None]
             for source, pull in zip(sources, found, strict=False):
                 self._hand(node, source, pull, own=len(set(memory)) == len(memory))
-            for parameter, gradient in zip(weights, found[len(sources) :], strict=True):
+            for part, pull in zip(parts, found[len(sources) :], strict=False):
+                self._hand_part(node, part, pull)
+            for parameter, gradient in zip(weights, found[len(states) :], strict=True):
                 if gradient is not None:
-                    self._add_gradient(parameter, gradient * share)
+                    self._add_gradient(parameter, as_gradient(parameter, gradient, share))
         if self.once:  # all who read it have been here
             self._Z[node.index] = None
             self.X[node.index] = self.X[0]
@@ -201,7 +209,7 @@ class States:
 
     def weights_moved(self) -> None:
         """Every edge is to be evaluated again, and gradients begin anew."""
-        for node in self.graph:
+        for node in self.graph.nodes:
             self._forget(node)
         self._graded.clear()
 
@@ -249,7 +257,11 @@ class States:
             return self._state(kept).detach() if isinstance(kept, int) else kept
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            value = node.edge(sources, None)
+            pieces = node.edge.take_apart(sources)
+            value = node.edge.of_parts(sources, pieces, None)
+        if pieces:
+            ends = [torch.autograd.graph.get_gradient_edge(piece) for piece in pieces]
+            self._part_ends[node.index] = ends
         for s in node.sources:
             if s not in (0, self.graph.output) and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
@@ -308,6 +320,17 @@ class States:
             if ratio != 1:
                 pull, own = pull * ratio, True
             self.pull(self.graph.nodes[source - 1], pull, own=own and self.once)
+
+    def _hand_part(self, node: Node, part: Part, pull: Tensor | None) -> None:
+        """Pull a part of a source, the rest of which stays as it is."""
+        if pull is None:
+            return
+        ratio, s = self.mu[node.index] / self.mu[part.source], part.source
+        old = self.pulls[s]
+        if old is None or not self._own[s]:
+            old = torch.zeros_like(self.Z(self.graph[s])) if old is None else old.clone()
+            self.pulls[s], self._own[s] = old, True
+        part.of(old).add_(pull, alpha=ratio)
 
     def _linear_gradient(
         self, node: Node, linear: nn.Linear, R: Tensor, share: float | Tensor

@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
+import lpom
 from lpom import datasets, methods
 from lpom.experiments.records import Store
+from lpom.methods import Batch
 
 
 def script(name):
@@ -57,6 +61,22 @@ def test_the_table_of_jumps_is_held_out_and_goes_into_its_page(
     rows = page.read_text().splitlines()
     assert rows[0] == "before" and rows[-1] == "after" and "old" not in rows
     assert len([row for row in rows if row.startswith("| ")]) == 1 + len(few)
+
+
+@pytest.fixture(scope="module")
+def cosine():
+    yield from script("cosine")
+
+
+def test_the_two_steps_meet_as_mu_grows(cosine):
+    model = lpom.mlp([8, 12, 6, 3], "tanh", seed=0, dtype=torch.float64)
+    X = torch.randn(20, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.eye(3, dtype=torch.float64)[torch.arange(20) % 3]
+    before = [p.clone() for p in model.parameters()]
+    angles = [1 - cosine.cosine(model, Batch(X, target), mu) for mu in (1.0, 10.0, 100.0, 1000.0)]
+    assert all(map(torch.equal, before, model.parameters()))
+    # the direction is off by a multiple of 1 / mu, the cosine by one of its square
+    assert [a / b for a, b in pairwise(angles)] == pytest.approx([100] * 3, rel=0.5)
 
 
 def test_every_variant_is_held_out_and_takes_known_parameters(choices):

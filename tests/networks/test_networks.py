@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from lpom import activations, networks
 from lpom.networks.layers import gain
 
+#: All but the one for texts.
+NETWORKS = [name for name in networks.names() if name != "char-transformer"]
 PICTURES = [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 33, 47)]
 
 
@@ -21,7 +23,7 @@ def n_weights(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("shape", PICTURES, ids=str)
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_takes_pictures_of_any_size(name: str, shape: tuple[int, ...]) -> None:
     model = networks.get(name, shape, n_outputs=7)
     assert model(torch.rand(3, *shape)).shape == (3, 7)
@@ -50,7 +52,7 @@ def test_numbers_of_weights(
     assert n_weights(networks.get(name, shape, **options)) == published
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_seed_rules_and_the_global_generator_is_left_alone(name: str) -> None:
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
@@ -64,14 +66,14 @@ def test_the_seed_rules_and_the_global_generator_is_left_alone(name: str) -> Non
     assert drawn and not any(torch.equal(first[key], other[key]) for key in drawn)
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_traced_network_computes_the_same(name: str) -> None:
     model = networks.get(name, (3, 16, 16)).eval()
     X = torch.rand(4, 3, 16, 16)
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(X), model(X), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_no_layer_starts_dead_and_signals_keep_their_size(name: str) -> None:
     X = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     model = networks.get(name, (3, 32, 32), **({"width": 0.25} if name == "vgg5" else {}))
@@ -151,7 +153,7 @@ def test_gain_keeps_the_size_of_a_signal() -> None:
     assert float(moved.std()) == pytest.approx(1.0, rel=5e-3)
 
 
-@pytest.mark.parametrize("name", networks.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_is_described_in_one_line(name: str) -> None:
     assert networks.describe(name).endswith(".")
 

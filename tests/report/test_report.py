@@ -254,7 +254,7 @@ def test_a_regression_has_no_confusion(tmp_path, train):
 def test_settings_are_grouped_and_complete(digits):
     groups = settings(digits[1].config)
     assert groups["network"]["sizes"] == "60, 16, 10"
-    assert groups["method"]["name"] == "lpom" and groups["training"]["alpha"] == "–"
+    assert groups["method"]["name"] == "lpom" and groups["method"]["mu"] == "20"
     assert groups["training"]["epochs"] == "4" and groups["training"]["seed"] == "0"
     assert not {"results", "timing", "versions"} & set(groups)
 
@@ -292,7 +292,7 @@ def test_the_command_takes_the_newest_run(deep, tmp_path, monkeypatch):
 def test_what_is_no_run_leaves_the_old_page_as_it_was(digits, tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old")
-    message = call(tmp_path / "nothing", "--out", path, code=2).stderr
+    message = call(tmp_path / "nothing", "--out", path, "--force", code=2).stderr
     assert re.match(r"error: .*nothing does not exist; expected the folder of a run", message)
     saving.save(tmp_path / "model.safetensors", one_layer([[1.0]]))
     with pytest.raises(ModelFileError, match="not a whole run"):

@@ -14,10 +14,9 @@ import traceback
 
 import pytest
 import scipy.optimize  # noqa: F401
-import sklearn.metrics  # noqa: F401
-import sklearn.model_selection  # noqa: F401
 import torch
 import torch._dynamo  # noqa: F401  # what torch.optim and torch.testing pull in
+import torch.fx  # noqa: F401
 from hypothesis import Phase, settings
 
 CRASHED = 70  # not one of pytest's own: a run that broke down is not a test that failed

@@ -64,16 +64,15 @@ class Convolutions(nn.Module):
 def convolutions(draw: st.DrawFn, acts: Sequence[Activation]) -> Made:
     stride, padding, groups = (draw(st.integers(1, 2)) for _ in range(3))
     conv = nn.Conv2d(2, 2 * draw(st.integers(1, 2)), 2, stride, padding, groups=groups)
-    pool = draw(st.sampled_from([nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d]))(2)
-    if stride == padding == 1:
-        pool = draw(st.sampled_from([nn.AvgPool2d, nn.MaxPool2d]))(3, 3, 1)
+    # to 2 x 2, in windows that do not overlap: max pooling is put below its activation, which then
+    # answers window by window
+    windows = {(1, 1): (3, 3, 1), (1, 2): (3, 3), (2, 1): (2, 2, 1), (2, 2): (2, 2)}
+    pool = draw(st.sampled_from([nn.AvgPool2d, nn.MaxPool2d]))(*windows[stride, padding])
+    if draw(st.booleans()):
+        pool = nn.AdaptiveAvgPool2d(2)
     skip, drop = draw(st.booleans()), draw(st.sampled_from([0.0, 0.4]))
-    return Convolutions(conv, pool, skip, drop, pick(draw, acts, 3)), (
-        draw(st.integers(2, 3)),
-        2,
-        4,
-        4,
-    )
+    model = Convolutions(conv, pool, skip, drop, pick(draw, acts, 3))
+    return model, (draw(st.integers(2, 3)), 2, 4, 4)
 
 
 class Recurrent(nn.Module):

@@ -135,10 +135,10 @@ class Case:
         return rate * self.gamma(v)
 
     def calm(self, rate: float) -> None:
-        """Change mu such that the plain step of every feed-forward state contracts by this rate."""
+        """Raise mu until the plain step of every feed-forward state contracts by this rate."""
         X = self.feed_forward()
         for node in reversed(self.graph.nodes):
-            self.mu[node.index] *= max(self.rate(node.index, X), 1e-3) / rate
+            self.mu[node.index] *= max(self.rate(node.index, X) / rate, 1.0)
 
     def pre_activation(self, v: int, spread: float = 2.0) -> Tensor:
         """A random P for the state ``X[v] = phi_v(P)``, in range whatever phi is."""

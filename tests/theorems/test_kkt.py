@@ -33,7 +33,7 @@ def rms(values: Tensor) -> float:
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_F_is_eq_18_written_out(kind, data):
     case = data.draw(of_kind(kind))
     X = case.states(case.pre_activations())
@@ -46,7 +46,7 @@ def test_F_is_eq_18_written_out(kind, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_feed_forward_states_leave_the_loss_alone(kind, data):
     case = data.draw(of_kind(kind))
     X = case.feed_forward()
@@ -93,7 +93,7 @@ def test_kkt_residuals_are_eqs_17_20_and_27(case):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_kkt_residuals_are_autograd_s(kind, data):
     """Pulls are the derivative of all of F but a state's own gap; weights have several uses."""
     case = data.draw(of_kind(kind, scale=moderate))
@@ -125,7 +125,7 @@ def carried(case: Case, states: States, weight: Tensor | None, total: float) -> 
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_weight_gradients_are_autograd_s(kind, data):
     """``mu (phi(Z) - X_next)^T X``, summed over uses, is the derivative of F, for any states."""
     case = data.draw(of_kind(kind))
@@ -137,7 +137,7 @@ def test_weight_gradients_are_autograd_s(kind, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_sample_weights_weigh_the_gradient(kind, data):
     """As does F, whose samples they multiply; the batch's mean divides by their sum."""
     case = data.draw(of_kind(kind))
@@ -178,7 +178,7 @@ def test_a_sample_s_weight_is_a_number_of_repetitions(case, data):
 
 @every_kind
 @given(data=st.data())
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_state_steps_follow_autograd_s_gradient(kind, data):
     """At ``X = phi(P)`` the derivative of F in X[v] is ``mu[v] (P - (Z - pull))``."""
     case = data.draw(of_kind(kind, acts=SMOOTH, scale=moderate))
@@ -202,7 +202,7 @@ def test_state_steps_follow_autograd_s_gradient(kind, data):
 def test_sweeps_until_nothing_changes_solve_the_conditions_of_all_states(kind, data, order):
     case = data.draw(of_kind(kind, scale=st.floats(0.1, 0.7), mu=st.floats(0.8, 1.5)))
     if kind != "chain":
-        case.calm(0.2)
+        case.calm(0.4)
     method = case.method(order=order, most=3000, tolerance=1e-12)
     states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
     case.switches.update(states.switches)
@@ -291,7 +291,7 @@ def test_exact_steps_solve_eq_20_for_weights_with_all_their_uses(kind, data):
     states = case.at(case.pre_activations(0.5))
     for block in blocks(case.graph):
         before = dict(zip(case.graph.parameters, residuals(case, states.X)[1], strict=True))
-        exact_step(block, uses(case, states, block), iterations=30, ridge=1e-3)
+        exact_step(block, uses(case, states, block), iterations=30, ridge=0.02)
         states.weights_moved()
         after = dict(zip(case.graph.parameters, residuals(case, states.X)[1], strict=True))
         for parameter in block.parameters:
@@ -306,4 +306,4 @@ def test_a_saturated_state_is_not_taken_for_a_settled_one():
     case = Case.of(model, losses.get("squared"), one, -one, [1.0])
     method = case.method(order="top-down", most=200, tolerance=1e-12)
     states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
-    assert float(states.X[-1]) == pytest.approx(0.9)  # x = 2.8 - (x + 1)
+    assert float(states.X[-1].detach()) == pytest.approx(0.9)  # x = 2.8 - (x + 1)

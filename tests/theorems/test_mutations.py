@@ -29,137 +29,274 @@ class Mutant:
     slow: bool = False
 
 
-STATES, METHOD = "methods/lpom/states.py", "methods/lpom/method.py"
-WEIGHTS, OPTIMIZERS = "methods/lpom/weights.py", "methods/optimizers.py"
+STATES, METHOD, OBJECTIVE = "states.py", "methods/lpom.py", "objective.py"
+BLOCKS, EXACT, GRAM = "weights/blocks.py", "weights/exact.py", "weights/gram.py"
 
 MUTANTS = {
-    "hidden pull without the ratio of mu": Mutant(
+    "pull without the ratio of mu": Mutant(
         STATES,
-        "return self.mu[i] / self.mu[i - 1] * self.network[i].map.adjoint(residual)",
-        "return self.network[i].map.adjoint(residual)",
+        "ratio = self.mu[node.index] / self.mu[source]",
+        "ratio = 1.0",
         "test_orders.py::test_orders_are_their_loops[paper]",
     ),
-    "output pull without mu": Mutant(
+    "pulls of several consumers that replace each other": Mutant(
         STATES,
-        "return self.loss.gradient(self.X[-1], self.target) / self.mu[-1]",
-        "return self.loss.gradient(self.X[-1], self.target)",
-        "test_theorem3.py::test_the_plain_iteration_never_expands_by_more_than_tau",
+        "pull if old is None else old + pull",
+        "pull",
+        "test_theorem2.py::test_without_activations_the_iteration_is_a_sum_over_the_consumers"
+        "[products]",
         slow=True,
     ),
     "pull with the wrong sign": Mutant(
         STATES,
-        "said, step = phi(self.Z[i]), self.P[i] - self.Z[i] + pull",
-        "said, step = phi(self.Z[i]), self.P[i] - self.Z[i] - pull",
-        "test_theorem3.py::test_below_one_the_limit_is_the_minimum_of_its_block",
+        "P - Z if pull is None else P - Z + pull",
+        "P - Z if pull is None else P - Z - pull",
+        "test_theorem3.py::test_below_one_the_limit_is_the_minimum_of_its_block[chain]",
+        slow=True,
     ),
     "states that are not damped": Mutant(
         STATES,
-        "(step if self.alpha is None else self.alpha[i] * step)",
+        "(step if alpha is None else alpha * step)",
         "step",
-        "test_safe_step.py::test_no_block_of_states_raises_F",
+        "test_safe_step.py::test_no_block_of_states_raises_F[chain]",
+        slow=True,
     ),
     "residual with the wrong sign": Mutant(
         STATES,
-        "return said - self.X[i + 1]",
-        "return self.X[i + 1] - said",
-        "test_orders.py::test_large_mu_gives_the_back_propagation_gradient",
+        "return said - moved",
+        "return moved - said",
+        "test_orders.py::test_interleaved_is_design_section_3",
+        slow=True,
     ),
-    "paper's order with stale outputs of maps": Mutant(
+    "one sweep with the wrong sign": Mutant(
         STATES,
-        "            states.refresh(i)\n        states.move(last, states.output_pull())",
-        "        states.move(last, states.output_pull())",
-        "test_orders.py::test_orders_are_their_loops[paper]",
+        "torch.sub(said, phi(z - g), out=r)",
+        "torch.sub(phi(z + g), said, out=r)",
+        "test_transcription.py::test_one_interleaved_sweep_is_autograd_with_another_rule[skips]",
+    ),
+    "a moved state that leaves those above it feed-forward": Mutant(
+        STATES,
+        "if value is not None and self.P[node.index] is None:",
+        "if value is None:",
+        "test_safe_step.py::test_no_sweep_raises_F[skips]",
+    ),
+    "gradients of several uses that replace each other": Mutant(
+        STATES,
+        "gradient = parameter.grad + gradient",
+        "gradient = gradient + 0 * parameter.grad",
+        "test_kkt.py::test_weight_gradients_are_autograd_s[shared]",
+    ),
+    "gradient without mu": Mutant(
+        STATES,
+        "share = self.mu[node.index] / total",
+        "share = 1 / total",
+        "test_kkt.py::test_weight_gradients_are_autograd_s[chain]",
+        slow=True,
+    ),
+    "gradient of a layer without sample weights": Mutant(
+        STATES,
+        "self._linear_gradient(node, linear, _weighted(residual, weight), share)",
+        "self._linear_gradient(node, linear, residual, share)",
+        "test_kkt.py::test_sample_weights_weigh_the_gradient[chain]",
+        slow=True,
+    ),
+    "gradient of an edge without sample weights": Mutant(
+        STATES,
+        "found += self._adjoint(node, _weighted(residual, weight), weights)",
+        "found += self._adjoint(node, residual, weights)",
+        "test_transcription.py::test_with_sample_weights_too[shared]",
+        slow=True,
+    ),
+    "output pull without mu": Mutant(
+        METHOD,
+        "return gradient / states.mu[states.graph.output]",
+        "return gradient",
+        "test_theorem3.py::test_the_plain_iteration_never_expands_by_more_than_tau",
+        slow=True,
+    ),
+    "parallel sweeps that see the states below moved": Mutant(
+        METHOD,
+        'nodes = graph.nodes if order == "paper" else graph.nodes[::-1]',
+        'nodes = graph.nodes if order != "top-down" else graph.nodes[::-1]',
+        "test_orders.py::test_orders_are_their_loops[parallel]",
         slow=True,
     ),
     "weights updated before the pull that shares them": Mutant(
-        STATES,
-        "            if i > 0:\n"
-        "                pull = states.hidden_pull(i, R)\n"
-        "            if visit is not None:\n"
-        "                visit(i, R)\n",
-        "            if visit is not None:\n"
-        "                visit(i, R)\n"
-        "            if i > 0:\n"
-        "                pull = states.hidden_pull(i, R)\n",
-        "test_orders.py::test_interleaved_exact_steps_are_algorithm_2",
+        METHOD,
+        "        states.pull_back(node, residual)\n        for block in state.blocks:\n",
+        "        from contextlib import ExitStack\n\n"
+        "        after = ExitStack()\n"
+        "        after.callback(states.pull_back, node, residual)\n"
+        "        with after:\n"
+        "            self._fit(states, node, batch, state, waiting)\n\n"
+        "    def _fit(self, states, node, batch, state, waiting):\n"
+        "        for block in state.blocks:\n",
+        "test_orders.py::test_interleaved_exact_steps_are_algorithm_2[chain]",
         slow=True,
+    ),
+    "uses of a weight that all count alike": Mutant(
+        METHOD,
+        "share = state.mu[node.index] / max(state.mu[v] for v in block.uses)",
+        "share = 1.0",
+        "test_orders.py::test_interleaved_exact_steps_are_algorithm_2[shared]",
+        slow=True,
+    ),
+    "safe share of the last consumer alone": Mutant(
+        METHOD,
+        "rate = rate + NORM_MARGIN * state.mu",
+        "rate = NORM_MARGIN * state.mu",
+        "test_safe_step.py::test_more_than_twice_the_share_is_not_for_a_state_with_two_consumers",
     ),
     "safe share without the ratio of mu": Mutant(
         METHOD,
-        "NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm**2",
-        "NORM_MARGIN * gamma[i] * gamma[i + 1] * norm**2",
-        "test_safe_step.py::test_no_block_of_states_raises_F",
+        "NORM_MARGIN * state.mu[above.index] / state.mu[v] * slope * norm**2",
+        "NORM_MARGIN * slope * norm**2",
+        "test_safe_step.py::test_no_block_of_states_raises_F[chain]",
+        slow=True,
     ),
     "safe share with one Lipschitz constant": Mutant(
         METHOD,
-        "NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm**2",
-        "NORM_MARGIN * ratio * gamma[i] * norm**2",
+        "slope = gamma * states.soft[above.index].activation.lipschitz",
+        "slope = gamma",
         "test_safe_step.py::test_the_share_counts_the_lipschitz_constants_of_both_layers",
         slow=True,
     ),
     "safe share with the norm unsquared": Mutant(
         METHOD,
-        "NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm**2",
-        "NORM_MARGIN * ratio * gamma[i] * gamma[i + 1] * norm",
+        "slope * norm**2",
+        "slope * norm",
         "test_safe_step.py::test_power_iteration_on_gaussian_matrices",
         slow=True,
     ),
+    "norm of a product measured on one sample": Mutant(
+        OBJECTIVE,
+        "rows = slice(1) if edge.alone else slice(None)",
+        "rows = slice(1)",
+        "test_safe_step.py::test_power_iteration_on_every_edge[products]",
+        slow=True,
+    ),
+    "rate of the last consumer alone": Mutant(
+        OBJECTIVE,
+        "rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2",
+        "rate = mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2",
+        "test_theorem2.py::test_rates_add_up_over_the_consumers[skips]",
+        slow=True,
+    ),
+    "rho without the layer below": Mutant(
+        OBJECTIVE,
+        "slope = node.activation.lipschitz * above.activation.lipschitz",
+        "slope = above.activation.lipschitz",
+        "test_theorem2.py::test_rates_are_the_theorems",
+        slow=True,
+    ),
+    "F without sample weights on the gaps": Mutant(
+        OBJECTIVE,
+        "total(node.activation.gap(X[node.index], value(node, X, switches)), weight)",
+        "total(node.activation.gap(X[node.index], value(node, X, switches)))",
+        "test_kkt.py::test_sample_weights_weigh_the_gradient[slices]",
+        slow=True,
+    ),
+    "F with another mask of dropout": Mutant(
+        OBJECTIVE,
+        "value(node, X, switches)), weight)",
+        "value(node, X)), weight)",
+        "test_kkt.py::test_feed_forward_states_leave_the_loss_alone[convolutions]",
+        slow=True,
+    ),
+    "residual of eq. 17 with the ratio upside down": Mutant(
+        OBJECTIVE,
+        "G[s] = G[s] + mu[v] / mu[s] * pull",
+        "G[s] = G[s] + mu[s] / mu[v] * pull",
+        "test_kkt.py::test_kkt_residuals_are_eqs_17_20_and_27",
+        slow=True,
+    ),
+    "residual of eq. 20 of the last use alone": Mutant(
+        OBJECTIVE,
+        "gradients[parameter] += mu[v] * gradient",
+        "gradients[parameter] = mu[v] * gradient",
+        "test_kkt.py::test_kkt_residuals_are_autograd_s[shared]",
+        slow=True,
+    ),
     "acceleration with the wrong theta": Mutant(
-        WEIGHTS,
+        EXACT,
         "Y = theta * C - math.sqrt(theta) * (theta_old * C_old - C)",
         "Y = theta * C - math.sqrt(theta) * (theta * C_old - C)",
         "test_theorem4.py::test_the_exact_step_is_algorithm_2[independent-rows]",
     ),
     "theta of another equation": Mutant(
-        WEIGHTS,
+        EXACT,
         "math.sqrt(c * c + 4.0)",
         "math.sqrt(c * c + 3.0)",
         "test_theorem4.py::test_theta_satisfies_its_equation",
         slow=True,
     ),
     "exact step without gamma": Mutant(
-        WEIGHTS,
-        "Y - gram.solve(scale * residual) / gamma",
-        "Y - gram.solve(scale * residual)",
-        "test_theorem4.py::test_the_exact_step_is_algorithm_2[columns]",
-    ),
-    "sample weights not undone": Mutant(
-        WEIGHTS,
-        "phi(start + gram.apply(Y) / scale)",
-        "phi(start + gram.apply(Y))",
+        EXACT,
+        "return squares.solve(residuals) / gamma",
+        "return squares.solve(residuals)",
         "test_theorem4.py::test_the_exact_step_is_algorithm_2[columns]",
         slow=True,
     ),
-    "gradient without mu": Mutant(
-        OPTIMIZERS,
-        "scaled = residual * (mu / total)",
-        "scaled = residual / total",
-        "test_kkt.py::test_weight_gradients_are_autograd_s",
+    "exact step with the smallest gamma": Mutant(
+        EXACT,
+        "gamma = max(use",
+        "gamma = min(use",
+        "test_theorem4.py::test_the_exact_step_on_any_edge_is_algorithm_2[shared]",
+        slow=True,
+    ),
+    "sample weights not undone": Mutant(
+        BLOCKS,
+        "rows = rows / self.scale",
+        "rows = rows * 1.0",
+        "test_theorem4.py::test_the_exact_step_is_algorithm_2[columns]",
+        slow=True,
+    ),
+    "a lone bias fitted as its whole layer": Mutant(
+        BLOCKS,
+        "layers.pop() if alone and len(layers) == 1 else None",
+        "layers.pop() if len(layers) == 1 else None",
+        "test_theorem4.py::test_the_exact_step_on_any_edge_is_algorithm_2[shared]",
+        slow=True,
+    ),
+    "conjugate gradients without ridge": Mutant(
+        BLOCKS,
+        "q = self._adjoint(self.apply(p)) + self.ridge * p",
+        "q = self._adjoint(self.apply(p))",
+        "test_theorem4.py::test_conjugate_gradients_agree_with_the_gram_matrix[1.0-False-linear]",
+    ),
+    "conjugate gradients on the last use alone": Mutant(
+        BLOCKS,
+        "total = flat if total is None else total + flat",
+        "total = flat",
+        "test_theorem4.py::test_conjugate_gradients_agree_with_the_gram_matrix[1.0-False-conv]",
+        slow=True,
+    ),
+    "conjugate gradients without sample weights": Mutant(
+        BLOCKS,
+        "weighted = value if weight is None else weight * value",
+        "weighted = value",
+        "test_theorem4.py::test_conjugate_gradients_agree_with_the_gram_matrix[1.0-True-linear]",
+        slow=True,
     ),
     "ridge dropped": Mutant(
-        "gram.py",
+        GRAM,
         "torch.linalg.cholesky_ex(matrix + ridge * eye)",
         "torch.linalg.cholesky_ex(matrix)",
         "test_theorem4.py::test_the_exact_step_is_algorithm_2[rows-ridge]",
+        slow=True,
     ),
     "singular directions kept": Mutant(
-        "gram.py",
+        GRAM,
         "torch.where(kept, 1 / (values + ridge), 0)",
         "1 / (values + ridge)",
         "test_theorem4.py::test_dependent_rows_and_columns_get_the_pseudo_inverse[True]",
         slow=True,
     ),
-    "residual of eq. 17 with the ratio upside down": Mutant(
-        "objective.py",
-        "pull = mu[i + 1] / mu[i] * above.map.adjoint(residual)",
-        "pull = mu[i] / mu[i + 1] * above.map.adjoint(residual)",
-        "test_kkt.py::test_kkt_residuals_are_eqs_17_20_and_27",
-    ),
-    "rho without the layer below": Mutant(
-        "objective.py",
-        "        * below.activation.lipschitz\n",
-        "",
-        "test_theorem2.py::test_rates_are_the_theorems",
+    "ramps that are widened": Mutant(
+        "graph/network.py",
+        "if node.activation.jumps\n",
+        "if node\n",
+        "test_orders.py::test_orders_are_their_loops[top-down]",
         slow=True,
     ),
     "gap with the wrong sign": Mutant(
@@ -168,6 +305,7 @@ MUTANTS = {
         "s / 2 * left**2 + up * left",
         "test_activations.py::test_gap_is_fenchel_young_and_never_negative"
         "[LeakyReLU(negative_slope=0.3)]",
+        slow=True,
     ),
     "a slope that is not the steepest": Mutant(
         "activations/smooth.py",

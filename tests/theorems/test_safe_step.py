@@ -69,7 +69,7 @@ def descends(case: Case, states: States, v: int, alpha: float | Tensor | None) -
 
 @every_kind
 @given(data=st.data(), spread=st.sampled_from([0.1, 2.0, 30.0]))
-@settings(max_examples=20)
+@settings(max_examples=12)
 def test_no_block_of_states_raises_F(kind, data, spread):
     case = data.draw(of_kind(kind, scale=huge, mu=any_mu))
     states = case.at(case.pre_activations(spread))

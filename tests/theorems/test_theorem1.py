@@ -28,7 +28,7 @@ def below_the_chord(value: float, at_0: float, at_1: float, t: float) -> bool:
 
 @every_kind
 @given(data=st.data(), shares=between)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_F_is_convex_in_each_block_of_states(kind, data, shares):
     case = data.draw(of_kind(kind))
     X = case.states(case.pre_activations())
@@ -45,7 +45,7 @@ def test_F_is_convex_in_each_block_of_states(kind, data, shares):
 
 @every_kind
 @given(data=st.data(), shares=between)
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_F_is_convex_in_each_block_of_weights_and_bias(kind, data, shares):
     """With all their uses, where they are used more than once."""
     case = data.draw(of_kind(kind))

@@ -77,7 +77,7 @@ def test_rates_add_up_over_the_consumers(kind, data):
 
 @every_kind
 @given(data=st.data(), exponent=st.floats(-3, 1))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_the_plain_iteration_never_expands_by_more_than_its_rate(kind, data, exponent):
     case = data.draw(of_kind(kind))
     P = case.pre_activations()

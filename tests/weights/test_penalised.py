@@ -262,7 +262,7 @@ def test_theorem_4_with_a_penalty(penalty, activation):
         (GroupL1(keep=0.4), lambda W: torch.count_nonzero(W.abs().sum(1)), 4),
         (NuclearNorm(keep=0.25, every=2), lambda W: torch.linalg.matrix_rank(W), 2),
     ],
-    ids=repr,
+    ids=["weights", "units", "rank"],
 )
 def test_a_target_is_reached_by_the_end(penalty, count, expected, weights):
     X, target = numbers()

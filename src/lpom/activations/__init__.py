@@ -14,6 +14,7 @@ from lpom.activations.custom_vector import CustomVector
 from lpom.activations.exponential import CELU, ELU, SELU
 from lpom.activations.known import (
     NOT_MONOTONE,
+    call_names,
     examples,
     from_call,
     from_module,
@@ -66,6 +67,7 @@ __all__ = [
     "Tanh",
     "Threshold",
     "TopK",
+    "call_names",
     "examples",
     "from_call",
     "from_function",

@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 A = TypeVar("A", bound="Activation")
 #: What a parameter of an activation is, so that it can be saved as data.
@@ -123,10 +124,18 @@ class Elementwise(nn.Module):
         self.activation = activation
 
     def forward(self, z: Tensor) -> Tensor:
-        return self.activation.phi(z)
+        return apply(self.activation, z)
 
     def extra_repr(self) -> str:
         return repr(self.activation)
+
+
+def apply(activation: Activation, z: Tensor) -> Tensor:
+    """``activation.phi(z)``, which torch's function modes see as one call, as they see F.relu."""
+    if has_torch_function_unary(z):
+        applied: Tensor = handle_torch_function(apply, (z,), activation, z)
+        return applied
+    return activation.phi(z)
 
 
 def positive(value: float, what: str) -> None:

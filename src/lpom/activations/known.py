@@ -93,7 +93,7 @@ def _softmax(dim: int | None = None, *_: Any, **__: Any) -> Activation:
     return Softmax(dim)
 
 
-def _normalize(p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Activation:
+def _normalize(p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Activation:
     if p != 2:
         reason = f"with p={p:g} its derivative is not symmetric"
         raise ValueError(_refusal("normalize", reason, "Use p=2."))
@@ -359,6 +359,11 @@ def from_call(
             f"torch.nn.functional ({error}); write it in that form."
         ) from error
     return call(*args, **named)
+
+
+def call_names() -> list[str]:
+    """Bare names of torch's functions for which `from_call` has an answer, or a reason why not."""
+    return [*_CALLS, *NOT_MONOTONE]
 
 
 def is_activation(module: nn.Module) -> bool:

@@ -12,13 +12,18 @@ from rich.text import Text
 
 from lpom import datasets
 from lpom.commands.show import plan_table, results_table, scores_table
-from lpom.exceptions import ModelFileError
-from lpom.runs import Run
-from lpom.tables import Classes, Target
+from lpom.exceptions import CheckpointError, ModelFileError
+from lpom.folders import CHECKPOINT, MODEL, begun, begun_folder, read_begun
+from lpom.runs import Run, network_text
+from lpom.tables import Classes, Features, Target
 
 
 def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     """Show the network, data, method, settings and results of a run; checks its model file."""
+    console = Console(highlight=False)
+    if begun(run) and not (run / MODEL).is_file():
+        _print(console, _begun_facts(run))
+        return
     kept = Run.read(run)
     try:
         facts = _facts(kept)
@@ -27,21 +32,51 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
         raise ModelFileError(
             f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
         ) from error
-    console = Console(highlight=False)
+    if begun(run):
+        facts["go on"] = f"lpom train --resume {run}"
+    _print(console, facts)
+    features = kept.predictor.features
+    if kept.config["data"]["name"] not in datasets.names() and isinstance(features, Features):
+        console.print(plan_table(features.plan))
+    for results in tables:
+        console.print(results)
+
+
+def _print(console: Console, facts: dict[str, str]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in facts.items():
         table.add_row(name, Text(value))
     console.print(table)
-    if kept.config["data"]["name"] not in datasets.names():
-        console.print(plan_table(kept.predictor.features.plan))
-    for results in tables:
-        console.print(results)
+
+
+def _begun_facts(folder: Path) -> dict[str, str]:
+    """Of a run that has not come to its end."""
+    try:
+        with begun_folder(folder) as notes:
+            state = "stopped before its end"
+    except CheckpointError:
+        notes, state = read_begun(folder), "training now"
+    try:
+        config = notes["config"]
+        data, method = config["data"], dict(config["method"])
+        return {
+            "data": f"{data['name']} ({data['notes']})",
+            "network": network_text(config["network"]),
+            "method": f"{method.pop('name')} ({_settings(method)})",
+            "training": f"{state}; {config['epochs']} epochs planned, batch size "
+            f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}",
+            "go on": f"lpom train --resume {folder}",
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
+        ) from error
 
 
 def _facts(run: Run) -> dict[str, str]:
-    config, data, network = run.config, run.config["data"], run.config["network"]
+    config, data = run.config, run.config["data"]
     target, features = run.predictor.target, run.predictor.features
     n_weights = sum(parameter.numel() for parameter in run.predictor.model.parameters())
     n_inputs, n_columns = features.n_inputs, len(features.names)
@@ -51,8 +86,7 @@ def _facts(run: Run) -> dict[str, str]:
         "data": f"{data['name']} ({data['notes']})",
         "inputs": f"{n_inputs}, from {n_columns} of {data['columns']} columns",
         "target": f"{data['target']}: {target.task}{_classes(target)}",
-        "network": f"{'-'.join(map(str, network['sizes']))}, {network['activation']}, "
-        f"{network['output_activation']} output; {n_weights:,} weights",
+        "network": f"{network_text(config['network'])}; {n_weights:,} weights",
         "method": f"{method.pop('name')} ({_settings(method)})",
         "loss": config["loss"]["name"],
         "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "

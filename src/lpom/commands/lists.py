@@ -1,4 +1,4 @@
-"""``lpom methods`` and ``lpom activations``: what exists."""
+"""``lpom methods``, ``lpom networks`` and ``lpom activations``: what exists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lpom import activations, methods
+from lpom import activations, methods, networks
 
 
 def list_methods() -> None:
@@ -18,6 +18,13 @@ def list_methods() -> None:
         for name, method in methods.METHODS.items()
     ]
     _print(("method", "minimises", "a step costs", "a step takes"), rows)
+
+
+def list_networks() -> None:
+    """List the known networks, for train --network."""
+    _print(
+        ("network", "what it is"), [(name, networks.describe(name)) for name in networks.names()]
+    )
 
 
 def list_activations() -> None:

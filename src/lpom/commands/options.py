@@ -117,6 +117,19 @@ AsNeeded: TypeAlias = Annotated[
         metavar="N", help="Else as the size of the data asks for.", rich_help_panel=TRAINING
     ),
 ]
+Network: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Train on pictures a network by its name (see lpom networks), or one of your own: "
+        "path.py:function."
+    ),
+]
+NetworkOptions: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--network-option", help="OPTION=VALUE of the network, e.g. width=0.25; may be repeated."
+    ),
+]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
 

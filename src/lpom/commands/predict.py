@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -17,13 +16,16 @@ from lpom.files import write_atomically
 from lpom.predictor import Predictor
 from lpom.runs import load
 from lpom.tables.columns import Array
-from lpom.tables.plan import named
 
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a run, or a model file.")],
     file: Annotated[
-        str, typer.Argument(help="A table with the same columns, - for a CSV from standard input.")
+        str,
+        typer.Argument(
+            help="A table with the same columns, - for a CSV from standard input; of pictures a "
+            ".npz file with an array X."
+        ),
     ],
     out: Annotated[Path | None, typer.Option(help="CSV file to write (else stdout).")] = None,
     proba: Annotated[
@@ -43,6 +45,8 @@ def predict(
 
     Unknown categories and missing values are taken as in training, with a warning; columns that
     training did not use are not looked at. Where the target is there, the score is printed too.
+    Pictures are an array X, (n, channels, rows, columns) or a flat row each, as lpom.datasets has
+    them; y, if it is there, holds the numbers of their classes.
     """
     if out is not None and out.exists():
         if file != STDIN and Path(file).exists() and out.samefile(file):
@@ -50,9 +54,7 @@ def predict(
         if not force:
             raise ValueError(f"{out} is there already. Name another file, or use --force.")
     predictor = load(run)
-    reading = replace(predictor.reading, encoding=encoding or predictor.reading.encoding)
-    reading = replace(reading, separator=separator or reading.separator)
-    frame = named(reading.table(file).frame)
+    frame = predictor.table(file, encoding=encoding, separator=separator)
     kept = _kept(frame, keep or [])
     inputs = predictor.encode(frame)
     answers = predictor.answers(inputs, probabilities=proba)

@@ -23,6 +23,7 @@ def report(
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file in --out.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file about runs: curves, layers, mistakes, weights, settings.
@@ -31,6 +32,8 @@ def report(
     """
     if data_dir is not None and not data_dir.is_dir():
         raise ValueError(f"--data-dir: there is no folder {data_dir}.")
+    if out is not None and out.exists() and not force:
+        raise ValueError(f"{out} is there already. Name another file, or use --force.")
     folders = runs or [_newest(Path("runs"))]
     path = out or (folders[0] / REPORT if len(folders) == 1 else Path(REPORT))
     write_report(folders, path, data_dir=data_dir)

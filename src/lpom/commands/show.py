@@ -98,7 +98,8 @@ def advice(run: Run, folder: Path) -> list[str]:
             f"the loss was still falling after {len(history)} epochs: try --epochs "
             f"{3 * len(history)}."
         )
-    lines.append(f"next: lpom predict {folder} NEW.csv    lpom report {folder} --open")
+    new = "NEW.npz" if "pictures" in config["network"] else "NEW.csv"
+    lines.append(f"next: lpom predict {folder} {new}    lpom report {folder} --open")
     return lines
 
 

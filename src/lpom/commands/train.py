@@ -11,20 +11,47 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from lpom import datasets, runs
+from lpom import datasets, methods, runs
 from lpom.commands import options
 from lpom.commands.options import RUN, TRAINING
 from lpom.commands.show import advice, plan_table, results_table, scores_table
 from lpom.datasets.files import STDIN
-from lpom.folders import TENSORBOARD, forget_events, run_folder
+from lpom.exceptions import ModelFileError
+from lpom.folders import (
+    CHECKPOINT,
+    TENSORBOARD,
+    begin,
+    begun,
+    begun_folder,
+    forget_checkpoint,
+    forget_events,
+    resumable,
+    run_folder,
+)
+from lpom.pictures import prepare_pictures
 from lpom.preparation import Prepared, Reading, prepare
 from lpom.runs import Run, Settings
+from lpom.tables import Features
 from lpom.tensorboard import TensorBoard
 from lpom.training import Callback
 from lpom.training.progress import epoch_lines
 
+_OF_FILES = (
+    "--target",
+    "--task",
+    "--ignore",
+    "--as",
+    "--encoding",
+    "--separator",
+    "--decimal",
+    "--thousands",
+    "--date-order",
+    "--test-fraction",
+)
+
 
 def train(
+    context: typer.Context,
     data: options.Data = "digits",
     target: options.TargetColumn = None,
     task: options.TaskName = None,
@@ -37,6 +64,16 @@ def train(
     date_order: options.DateOrder = None,
     test_fraction: options.TestFraction = None,
     hidden: options.HiddenAsNeeded = None,
+    network: options.Network = None,
+    network_options: options.NetworkOptions = None,
+    augment: Annotated[
+        bool | None,
+        typer.Option(
+            "--augment/--no-augment",
+            help="Flip and crop pictures at random while --network trains (so for cifar-10).",
+            show_default=False,
+        ),
+    ] = None,
     activation: options.ActivationName = "relu",
     output_activation: options.OutputActivation = "identity",
     method: Annotated[
@@ -122,6 +159,15 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the run in --out.", rich_help_panel=RUN)
     ] = False,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Go on with the run in this folder, which was stopped before its end; it keeps "
+            "all its settings.",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
     quiet: Annotated[
         bool,
         typer.Option("--quiet", help="Print only the folder of the run.", rich_help_panel=RUN),
@@ -130,8 +176,15 @@ def train(
     """Train a network on a data set or a table, and keep the run in a folder.
 
     Numbers, dates, yes/no and categories are told from the values; what is done with each column
-    is printed before training, and --as or --ignore change it.
+    is printed before training, and --as or --ignore change it. With --network pictures stay
+    pictures. Ctrl-C and SIGTERM end a run so that --resume can go on with it, and so does one that
+    was killed.
     """
+    console = Console(quiet=quiet, highlight=False)
+    if resume is not None:
+        _check_alone(context)
+        _resume(resume, console, quiet)
+        return
     given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
@@ -153,38 +206,124 @@ def train(
         early_stopping=early_stopping,
         seed=seed,
         device=device,
+        network=network,
+        network_options={
+            key: options.value(text)
+            for key, text in options.pairs(
+                "--network-option", "width=0.25", network_options
+            ).items()
+        },
+        augment=augment,
     )
-    console = Console(quiet=quiet, highlight=False)
     name = "table" if data == STDIN else Path(data).name.partition(".")[0]
     with run_folder(out, name, force=force) as folder:
-        prepared = prepare(
-            data,
-            target=target,
-            task=task,
-            ignore=tuple(ignore or ()),
-            kinds=options.pairs("--as", "zip=category", kinds),
-            reading=Reading(encoding, separator, decimal, thousands, date_order),
-            test_fraction=test_fraction,
-            data_dir=data_dir,
-            seed=seed,
-        )
+        if network is not None:
+            _check_no_columns(context)
+            prepared = prepare_pictures(data, data_dir)
+        else:
+            prepared = prepare(
+                data,
+                target=target,
+                task=task,
+                ignore=tuple(ignore or ()),
+                kinds=options.pairs("--as", "zip=category", kinds),
+                reading=Reading(encoding, separator, decimal, thousands, date_order),
+                test_fraction=test_fraction,
+                data_dir=data_dir,
+                seed=seed,
+            )
         runs.rehearse(prepared, settings)
-        if data not in datasets.names():
+        if data not in datasets.names() and isinstance(prepared.features, Features):
             console.print(plan_table(prepared.features.plan))
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        with ExitStack() as logs:
-            log: list[Callback] = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
-            if tensorboard:
-                forget_events(folder)
-                log.append(logs.enter_context(TensorBoard(folder / TENSORBOARD)))
-            run = runs.train(prepared, settings, progress=False if quiet else None, callbacks=log)
+        if prepared.source is not None:
+            notes = runs.notes_to_resume(prepared, settings)
+            begin(folder, {**notes, "tensorboard": tensorboard})
+        if tensorboard:
+            forget_events(folder)
+        run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
         if not tensorboard:
             forget_events(folder)
-        run.write(folder)
+    _end(run, folder, console, quiet)
+
+
+def _resume(folder: Path, console: Console, quiet: bool) -> None:
+    """Go on with a run from its own files, to the end that it would have had."""
+    with begun_folder(folder) as notes:
+        try:
+            prepared, settings = runs.again(notes)
+            tensorboard = bool(notes["tensorboard"])
+        except (KeyError, AttributeError) as error:
+            raise ModelFileError(
+                f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
+            ) from error
+        console.print(escape(_header(prepared, settings)), soft_wrap=True)
+        run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
+    _end(run, folder, console, quiet)
+
+
+def _trained(
+    data: Prepared, settings: Settings, folder: Path, *, tensorboard: bool, quiet: bool
+) -> Run:
+    """Train, or go on, and write the files of the run."""
+    checkpoint = folder / CHECKPOINT if begun(folder) else None
+    with ExitStack() as logs:
+        log: list[Callback] = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
+        if tensorboard:
+            log.append(logs.enter_context(TensorBoard(folder / TENSORBOARD)))
+        try:
+            run = runs.train(
+                data,
+                settings,
+                progress=False if quiet else None,
+                callbacks=log,
+                checkpoint=checkpoint,
+            )
+            run.write(folder)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            _say_how_to_go_on(folder)
+            raise
+    if run.config["status"] != "interrupted":
+        forget_checkpoint(folder)  # last: until then the run can go on
+    return run
+
+
+def _say_how_to_go_on(folder: Path) -> None:
+    if resumable(folder):
+        typer.echo(f"stopped; go on with: lpom train --resume {folder}", err=True)
+
+
+def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
     _report(console, run, folder)
     typer.echo(str(folder) if quiet else f"run: {folder}")
     if run.config["status"] == "interrupted":
+        _say_how_to_go_on(folder)
         raise typer.Exit(130)
+
+
+def _check_alone(context: typer.Context) -> None:
+    for option in _given(context):
+        if option not in ("--resume", "--quiet"):
+            raise ValueError(
+                f"--resume takes all settings from the run itself. Leave {option} out."
+            )
+
+
+def _check_no_columns(context: typer.Context) -> None:
+    for option in _given(context):
+        if option in _OF_FILES:
+            raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
+
+
+def _given(context: typer.Context) -> list[str]:
+    """The options that the user wrote, as they are spelled."""
+    given = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if source is not None and source.name != "DEFAULT":
+            names = [name for name in parameter.opts if name.startswith("--")]
+            given.append(names[0] if names else str(parameter.name).upper())
+    return given
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:
@@ -200,18 +339,17 @@ def _class_weight(text: str | None) -> str | dict[str, float] | None:
 
 def _header(data: Prepared, settings: Settings) -> str:
     n = len(data.train[0])
-    estimator = settings.estimator(data.target, n)
-    as_default = runs.method_settings(type(estimator)(method=settings.method))
+    estimator = settings.estimator(data)
+    as_default = runs.method_settings(methods.get(settings.method))
     changed = {
         name: value
-        for name, value in runs.method_settings(estimator).items()
+        for name, value in runs.method_settings(methods.get(estimator.method)).items()
         if value != as_default.get(name)
     }
     if settings.learning_rate is not None:
         changed["learning_rate"] = settings.learning_rate
     tuned = ", ".join(f"{name}={value}" for name, value in changed.items()) or "default settings"
     rows = ", ".join(f"{len(X):,} {part}" for part, (X, _) in data.parts().items())
-    sizes = [data.features.n_inputs, *settings.widths(n), data.n_outputs]
     batch, epochs = settings.planned(n)
     pace = "all rows at once" if batch is None else f"batches of {batch}"
     most = "at most " if estimator.early_stopping else ""
@@ -219,8 +357,7 @@ def _header(data: Prepared, settings: Settings) -> str:
     return (
         f"data     {data.name}: {data.target.task} of {data.target.name}, rows {rows}\n"
         f"         {left_out}\n"
-        f"network  {'-'.join(map(str, sizes))}, {settings.activation}, "
-        f"{settings.output_activation} output\n"
+        f"network  {runs.network_text(runs.network(data, settings))}\n"
         f"method   {settings.method} ({tuned}), {most}{epochs} epochs, {pace}"
     )
 

@@ -244,17 +244,22 @@ def _renamed(frame: pd.DataFrame) -> Table:
     return Table(frame.set_axis(names, axis=1), tuple(notes))
 
 
-def _read_npz(path: Path) -> Table:
-    import pandas as pd
-
+def read_npz(path: Path) -> dict[str, Any]:
+    """The arrays of an NPZ file by name."""
+    _check_file(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+            return {name: content[name] for name in content.files}
     except Exception as error:  # a damaged file raises nearly anything
         if isinstance(error, PermissionError):
             raise
         raise _unreadable(path, "an NPZ file of plain numbers and texts", error) from error
 
+
+def _read_npz(path: Path) -> Table:
+    import pandas as pd
+
+    arrays = read_npz(path)
     columns: list[tuple[str, Any]] = []
     for name, array in arrays.items():
         if array.ndim not in (1, 2):

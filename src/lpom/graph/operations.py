@@ -29,6 +29,9 @@ VIEWS = frozenset(
     "expand expand_as contiguous getitem select narrow chunk split tensor_split unbind identity "
     "dropout_off to float double type_as".split()
 )
+#: Views of a piece of the data; those of the second set give several at once.
+PIECES = frozenset("getitem select narrow".split())
+SPLITS = frozenset("chunk split tensor_split unbind".split())
 #: Affine once what the feed-forward pass chose is given: masks, statistics, places of maxima.
 SWITCHES = frozenset(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout "

@@ -19,20 +19,23 @@ from torch.nn.parameter import UninitializedParameter
 from lpom import activations
 from lpom.activations import Activation, Identity
 from lpom.exceptions import UntrainableError
-from lpom.graph.edges import Edge, Step
+from lpom.graph.edges import Edge, Part, Step
 from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
     CONSTANTS,
+    PIECES,
     PRODUCTS,
     QUOTIENTS,
     SHAPES,
+    SPLITS,
     SWITCHES,
     VIEWS,
     WEIGHTED,
     call_name,
     module_name,
 )
+from lpom.graph.written import written_function, written_module
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -143,7 +146,7 @@ class _Tracer(fx.Tracer):
                 module.training = training
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
         if len(traced.nodes) != len(evaluated.nodes) or any(
-            (a.op, str(a.target)) != (b.op, str(b.target)) for a, b in pairs
+            (a.op, call_name(a.target)) != (b.op, call_name(b.target)) for a, b in pairs
         ):
             raise fx.proxy.TraceError(
                 "it does other operations in training than in evaluation (a branch on "
@@ -174,11 +177,28 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        written = written_module(m)
+        if written is not None:
+            if m._forward_hooks or m._forward_pre_hooks:
+                raise UntrainableError(
+                    f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has "
+                    "forward hooks, which would be passed over."
+                )
+            return written(m, *args, **kwargs)
         try:
             self.path_of_module(m)
         except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
+    ) -> Any:
+        if kind == "call_function":
+            written = written_function(target, args, kwargs)
+            if written is not None:
+                return written(*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, *more, **named)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
@@ -275,7 +295,8 @@ class _Shaped(fx.Proxy):
         return self.transpose(-2, -1)
 
     def __len__(self) -> int:
-        size = self.size(0)
+        parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
+        size = self.size(0) if parts is None else parts
         if isinstance(size, int):
             return size
         raise fx.proxy.TraceError("len() of a tensor is the size of the batch")
@@ -372,7 +393,6 @@ class _Builder:
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
-        self._expand()
         self._swap_pooling()
         self._follow()
         self._mark_shared()
@@ -428,73 +448,10 @@ class _Builder:
         module = self._module(node)
         return module_name(module) or type(module).__name__
 
-    def _expand(self) -> None:
-        """Write modules that are an activation and more in terms of simpler calls."""
-        for node in list(self.traced.nodes):
-            if node.op != "call_module":
-                continue
-            module = self._module(node)
-            if isinstance(module, nn.PReLU):
-                self._replace(node, self._prelu(node, module))
-            elif isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm) and any(
-                True for _ in module.parameters()
-            ):
-                self._replace(node, self._norm(node, module))
-
-    def _replace(self, node: fx.Node, new: fx.Node) -> None:
-        node.replace_all_uses_with(new)
-        self.traced.erase_node(node)
-
     def _call(self, near: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         made = self.traced.call_function(target, args, kwargs)
         self.lines[made] = self.lines.get(near, "")
         return made
-
-    def _attribute(self, near: fx.Node, name: str) -> fx.Node:
-        made = self.traced.create_node("get_attr", f"{near.target}.{name}")
-        self.lines[made] = self.lines.get(near, "")
-        return made
-
-    def _shaped(self, node: fx.Node, parameter: fx.Node, x: fx.Node) -> fx.Node:
-        """One number per channel, shaped to be multiplied with ``x``."""
-        return self._call(node, _per_channel, parameter, self._call(node, getattr, x, "ndim"))
-
-    def _prelu(self, node: fx.Node, module: nn.PReLU) -> fx.Node:
-        """``relu(z) - a relu(-z)``: two states, and the slope a weight of the edge above."""
-        z = node.args[0]
-        with self.traced.inserting_before(node):
-            up = self._call(node, torch.relu, z)
-            down = self._call(node, torch.relu, self._call(node, operator.neg, z))
-            slope = self._attribute(node, "weight")
-            if module.num_parameters > 1:
-                slope = self._shaped(node, slope, down)
-            return self._call(node, operator.sub, up, self._call(node, operator.mul, slope, down))
-
-    def _norm(self, node: fx.Node, module: nn.Module) -> fx.Node:
-        """The normalisation is an activation; its scale and shift belong to the edge above."""
-        z = node.args[0]
-        with self.traced.inserting_before(node):
-            if isinstance(module, nn.GroupNorm):
-                x = self._call(
-                    node, nn.functional.group_norm, z, module.num_groups, None, None, module.eps
-                )
-                around: Callable[[fx.Node], fx.Node] = lambda p: self._shaped(  # noqa: E731
-                    node, p, x
-                )
-            elif isinstance(module, nn.LayerNorm):
-                shape = tuple(module.normalized_shape)
-                x = self._call(node, nn.functional.layer_norm, z, shape, None, None, module.eps)
-                around = lambda p: p  # noqa: E731
-            else:
-                assert isinstance(module, nn.RMSNorm)
-                shape = tuple(module.normalized_shape)
-                x = self._call(node, nn.functional.rms_norm, z, shape, None, module.eps)
-                around = lambda p: p  # noqa: E731
-            if module.weight is not None:
-                x = self._call(node, operator.mul, x, around(self._attribute(node, "weight")))
-            if getattr(module, "bias", None) is not None:
-                x = self._call(node, operator.add, x, around(self._attribute(node, "bias")))
-            return x
 
     def _swap_pooling(self) -> None:
         """Max-pooling commutes with every non-decreasing function: put it below it."""
@@ -597,8 +554,13 @@ class _Builder:
         live = [n for n in node.all_input_nodes if self.values[n].live]
         factors = [a for a in fx.node.map_aggregate(list(node.args), lambda a: a) if a in live]
         if len(live) > 1 or len(factors) > len(live):
-            cut = [n for n in live if n not in self.activations]
-            twice = [n for n in live if factors.count(n) > 1]
+            heads = [self._viewed(n) for n in live]
+            cut = [n for n, head in zip(live, heads, strict=True) if head is None]
+            twice = [
+                n
+                for k, n in enumerate(live)
+                if factors.count(n) > 1 or (heads[k] is not None and heads[k] in heads[:k])
+            ]
             for n in [*cut, *twice]:
                 self._mark(n, node)
             return bool(cut or twice)
@@ -606,6 +568,14 @@ class _Builder:
             self._mark(live[0], node)
             return True
         return False
+
+    def _viewed(self, node: Any) -> fx.Node | None:
+        """The state that a value is but a view of."""
+        while isinstance(node, fx.Node) and node not in self.activations:
+            if self._name_or_nothing(node) not in VIEWS or len(node.all_input_nodes) > 1:
+                return None
+            node = node.args[0] if node.args else None
+        return node if isinstance(node, fx.Node) else None
 
     def _mark(self, value: fx.Node, user: fx.Node | None) -> fx.Node:
         """Put an identity node on a value: for all its users, or for one of them."""
@@ -669,7 +639,9 @@ class _Builder:
                 queue += node.all_input_nodes
         order = [n for n in self.traced.nodes if n in needed]
         inputs = tuple(sorted(sources, key=index.__getitem__))
-        steps = tuple(self._step(n) for n in order)
+        pieces = {n: self._pieces(n, needed, result) for n in inputs if index[n]}
+        apart = {n for chains in pieces.values() for chain in chains for n in chain}
+        steps = tuple(self._step(n) for n in order if n not in apart)
         parameters, names = self._parameters(order)
         products = [n for n in order if self._name_or_nothing(n) in PRODUCTS]
         return Edge(
@@ -684,6 +656,49 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
+            parts=tuple(
+                Part(index[n], self._view(chain))
+                for n, chains in pieces.items()
+                for chain in chains
+            ),
+        )
+
+    def _pieces(
+        self, source: fx.Node, needed: set[fx.Node], result: fx.Node
+    ) -> list[list[fx.Node]]:
+        """The chains of views by which all that an edge reads of a source is pieces of it."""
+
+        def follow(node: fx.Node, chain: list[fx.Node]) -> list[list[fx.Node]] | None:
+            users = [user for user in node.users if user in needed]
+            if node is not result and users and all(self._is_piece(user) for user in users):
+                found = [follow(user, [*chain, user]) for user in users]
+                return None if None in found else [c for chains in found for c in chains or ()]
+            return None if not chain or self._name(node) in SPLITS else [chain]
+
+        return follow(source, []) or []
+
+    def _view(self, chain: list[fx.Node]) -> tuple[Step, ...]:
+        """The steps of a chain; one of all slices is selected without making the others."""
+        steps: list[Step] = []
+        for node in chain:
+            step, below = self._step(node), steps[-1] if steps else None
+            if below is not None and self._name(below.out) == "unbind":
+                dim = below.kwargs.get("dim", below.args[1] if len(below.args) > 1 else 0)
+                steps[-1] = Step(node, torch.select, (below.args[0], dim, node.args[1]), {})
+            else:
+                steps.append(step)
+        return tuple(steps)
+
+    def _is_piece(self, node: fx.Node) -> bool:
+        if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
+            return False
+        below = node.all_input_nodes[0]
+        if self._name_or_nothing(below) in SPLITS and not isinstance(node.args[1], int):
+            return False  # several pieces, not one
+        given: list[Any] = []
+        fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
+        return not any(isinstance(a, list) for a in node.args[1:]) and not any(
+            isinstance(a, Tensor) for a in given
         )
 
     def _step(self, node: fx.Node) -> Step:
@@ -754,14 +769,6 @@ def _is_computed(module: nn.Module) -> bool:
 
 def _in_place(node: fx.Node) -> bool:
     return str(node.target).endswith("_") and not str(node.target).endswith("__")
-
-
-def _per_channel(parameter: Tensor, ndim: int) -> Tensor:
-    """One number per channel, shaped to be multiplied with (m, channels, ...) of ``ndim``."""
-    return parameter.view(-1, *[1] * (ndim - 2))
-
-
-_per_channel.__name__ = "view"
 
 
 @dataclass(frozen=True)

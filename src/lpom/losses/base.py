@@ -12,12 +12,15 @@ from torch import Tensor
 
 from lpom.exceptions import DataError
 
+#: The class index of a prediction that does not count, as in torch.
+LEFT_OUT = -100
+
 
 class Loss(ABC):
     r"""A loss, convex in the outputs, with a Lipschitz gradient.
 
-    Outputs and target are dense, ``(m, k)``; a sample's value sums over its ``k`` outputs and
-    nothing is averaged over samples.
+    Outputs and target are dense, ``(m, k)``, or ``(m, steps, k)`` with a prediction at every step;
+    a value sums over the ``k`` outputs and nothing is averaged over samples or steps.
 
     Attributes
     ----------
@@ -55,11 +58,11 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, x: Tensor, target: Tensor) -> Tensor:
-        """Loss of each sample, ``(m,)``."""
+        """Loss of each prediction: the shape of ``x`` without its last dimension."""
 
     @abstractmethod
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
-        """Derivative of each sample's loss in its outputs, ``(m, k)``."""
+        """Derivative of each prediction's loss in its outputs, of the shape of ``x``."""
 
     @abstractmethod
     def probabilities(self, x: Tensor) -> Tensor:
@@ -108,6 +111,16 @@ class Loss(ABC):
         if Y.ndim != 2 or bool(((Y != 0) & (Y != 1)).any()):
             raise DataError("a multi-label target must be a matrix (m, k) of zeros and ones.")
         return self._coded(Y, dtype)
+
+    def left_out(self, target: Tensor, where: Tensor) -> Tensor:
+        """A coded target in which the predictions at some places count for nothing."""
+        raise DataError(
+            f"{self.name} can't leave predictions out (targets of {LEFT_OUT}); use 'cross-entropy'."
+        )
+
+    def counted(self, target: Tensor) -> Tensor:
+        """Which predictions count: one for each of them, zero where one is left out."""
+        return torch.ones_like(target[..., 0])
 
     def check_target(self, target: Tensor) -> None:
         """Raise if a target ``(m, k)`` given as numbers is not one for this loss."""

@@ -19,7 +19,8 @@ from lpom.losses.base import Loss
 class CrossEntropy(Loss):
     r"""Cross-entropy between the target and the softmax of the outputs.
 
-    A target row sums to one: one-hot, or soft. The Hessian
+    A target row sums to one: one-hot, or soft; at a step of a sequence that does not count it is
+    zero, and so are value and gradient. The Hessian
     :math:`\mathrm{diag}(p) - p p^T` has absolute row sums :math:`2 p_i (1 - p_i) \le 1/2`.
     """
 
@@ -30,13 +31,21 @@ class CrossEntropy(Loss):
     link = "softmax"
 
     def value(self, x: Tensor, target: Tensor) -> Tensor:
-        return -(target * torch.log_softmax(x, 1)).sum(1)
+        return -(target * torch.log_softmax(x, -1)).sum(-1)
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
-        return torch.softmax(x, 1) - target
+        if x.ndim > 2:
+            return torch.softmax(x, -1) * target.sum(-1, keepdim=True) - target
+        return torch.softmax(x, -1) - target
+
+    def left_out(self, target: Tensor, where: Tensor) -> Tensor:
+        return target.masked_fill(where[..., None], 0.0)
+
+    def counted(self, target: Tensor) -> Tensor:
+        return target.sum(-1)
 
     def probabilities(self, x: Tensor) -> Tensor:
-        return torch.softmax(x, 1)
+        return torch.softmax(x, -1)
 
     def check_target(self, target: Tensor) -> None:
         sums = target.sum(1)
@@ -80,7 +89,7 @@ class BinaryCrossEntropy(Loss):
     link = "logistic"
 
     def value(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(x, target, reduction="none").sum(1)
+        return F.binary_cross_entropy_with_logits(x, target, reduction="none").sum(-1)
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         return torch.sigmoid(x) - target
@@ -127,9 +136,9 @@ class Hinge(Loss):
     def value(self, x: Tensor, target: Tensor) -> Tensor:
         s, u = self.smoothing, (1 - target * x).clamp(min=0)
         if s == 0:
-            return u.sum(1)
+            return u.sum(-1)
         corner = u.clamp(max=s)
-        return (corner**2 / (2 * s) + (u - corner)).sum(1)
+        return (corner**2 / (2 * s) + (u - corner)).sum(-1)
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         u = 1 - target * x

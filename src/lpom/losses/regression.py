@@ -24,7 +24,7 @@ class Squared(Loss):
     threshold = 0.5
 
     def value(self, x: Tensor, target: Tensor) -> Tensor:
-        return ((x - target) ** 2).sum(1) / 2
+        return ((x - target) ** 2).sum(-1) / 2
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         return x - target
@@ -57,7 +57,7 @@ class Huber(Loss):
     def value(self, x: Tensor, target: Tensor) -> Tensor:
         distance = (x - target).abs()
         near = distance.clamp(max=self.delta)
-        return (near**2 / 2 + self.delta * (distance - near)).sum(1)
+        return (near**2 / 2 + self.delta * (distance - near)).sum(-1)
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         return (x - target).clamp(-self.delta, self.delta)

@@ -16,6 +16,7 @@ from lpom.methods.mac import MAC
 from lpom.methods.tikhonov import Tikhonov
 from lpom.registry import build
 
+#: Every method by its name: the one list to join.
 METHODS: dict[str, type[Method[Any]]] = {
     method.name: method
     for method in (
@@ -43,6 +44,7 @@ def get(method: str | Method[Any], **settings: Any) -> Method[Any]:
 
 
 def names() -> list[str]:
+    """Names that `get` knows."""
     return list(METHODS)
 
 

@@ -49,6 +49,9 @@ class Problem:
 class Batch:
     """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
 
+    Targets of shape (m, steps, n_outputs) have ``counts``, the number of predictions of each row
+    that count; else there is one.
+
     ``whole`` says that these are all the rows there are. ``cache`` is for what a method computes
     of the rows alone, to find it there again as long as the batch lives.
     """
@@ -56,6 +59,7 @@ class Batch:
     inputs: Tensor
     target: Tensor
     weight: Tensor | None = None
+    counts: Tensor | None = None
     whole: bool = False
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
@@ -63,10 +67,16 @@ class Batch:
         return len(self.inputs)
 
     @property
+    def total(self) -> Tensor | float:
+        """What means over the predictions are divided by: a number where it is just their count."""
+        return len(self) if self.weight is None and self.counts is None else self.total_weight
+
+    @property
     def total_weight(self) -> Tensor:
-        if self.weight is None:
-            return self.inputs.new_tensor(float(len(self)))
-        total = self.weight.sum()
+        if self.weight is None and self.counts is None:
+            return self.target.new_tensor(float(len(self)))
+        given = [part for part in (self.weight, self.counts) if part is not None]
+        total = given[0].sum() if len(given) == 1 else given[0] @ given[1]
         return torch.where(total > 0, total, 1)  # a batch that counts for nothing has no mean
 
     @cached_property

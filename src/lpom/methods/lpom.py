@@ -229,7 +229,8 @@ class LPOM(Method[LPOMState]):
         """Feed forward; then sweeps over the states, with the weights between or after them."""
         if isinstance(self.weights, Adaptive):
             state.set_rates(self.weights.schedule)
-        state.penalised.advance(state.progress)
+        if self.penalties is not None:
+            state.penalised.advance(state.progress)
         states = self._feed_forward(problem, batch, state, once=self._once)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -279,7 +280,8 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            total = len(batch.inputs) if batch.weight is None else batch.total_weight
+            plain = batch.weight is None and batch.counts is None
+            total = len(batch.inputs) if plain else batch.total_weight
             states.carry_back(node, residual, batch.weight, total)
             return
         states.pull_back(node, residual)
@@ -317,7 +319,8 @@ class LPOM(Method[LPOMState]):
         if state.optimizer is not None:
             states.drop_old_gradients()
             state.optimizer.step()
-            state.penalised.follow(state.optimizer)
+            if self.penalties is not None:
+                state.penalised.follow(state.optimizer)
         states.weights_moved()
 
     def _sweeps(self, states: States) -> Iterator[int]:

@@ -17,7 +17,7 @@ from lpom.methods.optimizers import OptimizerState
 from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, least_squares
 from lpom.objective import Objective, adjoint, total, value
-from lpom.weights.adaptive import Factory, Schedule
+from lpom.weights.adaptive import Factory, Schedule, as_gradient
 
 _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where it is
 
@@ -200,8 +200,8 @@ class MAC(Method[MACState]):
             found = adjoint(node, X, pull, "weights", switches)
             for parameter, gradient in zip(node.edge.parameters, found, strict=True):
                 if parameter.requires_grad:
-                    old = parameter.grad
-                    parameter.grad = gradient if old is None else old + gradient
+                    own, old = as_gradient(parameter, gradient), parameter.grad
+                    parameter.grad = own if old is None else old + own
         state.optimizer.step()
 
 

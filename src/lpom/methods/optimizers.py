@@ -103,13 +103,10 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     assert state.optimizer is not None  # init made it
     state.optimizer.zero_grad(set_to_none=True)
     detached = outputs.detach()
-    pull = loss.gradient(detached, batch.target)
-    if batch.weight is None:
-        pull = pull / len(batch)
-    else:
-        share = batch.weight / batch.total_weight
-        pull = pull * share.view(-1, *[1] * (pull.ndim - 1))
-    outputs.backward(pull)  # type: ignore[no-untyped-call]
+    pull = loss.gradient(detached, batch.target) / batch.total
+    if batch.weight is not None:
+        pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
+    outputs.backward(pull)
     state.optimizer.step()
     return detached
 

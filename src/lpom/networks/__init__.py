@@ -19,6 +19,7 @@ from lpom.exceptions import unknown_name
 from lpom.networks.making import call, from_file
 from lpom.networks.plain import lenet5, mlp, vgg5
 from lpom.networks.residual import residual20, resnet8, resnet20
+from lpom.networks.sequences import char_transformer, lstm, rnn, transformer
 
 __all__ = ["describe", "from_file", "get", "names"]
 
@@ -29,12 +30,18 @@ _NETWORKS: tuple[Callable[..., nn.Module], ...] = (
     resnet8,
     resnet20,
     residual20,
+    rnn,
+    lstm,
+    transformer,
+    char_transformer,
 )
+#: How many numbers give the shape of what each takes, where it is not a picture.
+_DIMENSIONS = {char_transformer: 1}
 
 
 def names() -> tuple[str, ...]:
     """The names that `get` knows."""
-    return tuple(make.__name__ for make in _NETWORKS)
+    return tuple(make.__name__.replace("_", "-") for make in _NETWORKS)
 
 
 def describe(name: str) -> str:
@@ -54,7 +61,8 @@ def get(
     Parameters
     ----------
     name : one of `names`, or ``"path.py:function"`` for one of your own, see `from_file`
-    input_shape : (channels, rows, columns) of a picture; `mlp` takes any shape
+    input_shape : (channels, rows, columns) of a picture; `mlp` takes any shape, `char-transformer`
+        the length of a piece of text
     n_outputs : how many numbers it predicts: one per class
     seed : makes the weights the same every time; torch's global generator is left alone
     options : of this network, e.g. ``width=0.25`` for vgg5
@@ -62,7 +70,12 @@ def get(
     if ":" in name:
         return from_file(name, input_shape, n_outputs, seed, **options)
     make = _make(name)
-    n_dimensions = 3 if make is not mlp else len(input_shape)
+    if make in _DIMENSIONS and len(input_shape) != _DIMENSIONS[make]:
+        raise ValueError(
+            f"network {name} takes texts: input_shape should be the length of a piece, e.g. "
+            f"(128,), got {tuple(input_shape)}."
+        )
+    n_dimensions = 3 if make is not mlp and make not in _DIMENSIONS else len(input_shape)
     if len(input_shape) != n_dimensions or min(input_shape, default=0) < 1:
         raise ValueError(
             f"network {make.__name__} takes pictures: input_shape should be (channels, rows, "
@@ -77,7 +90,7 @@ def get(
 def _make(name: str) -> Callable[..., nn.Module]:
     plain = name.lower().replace("-", "").replace("_", "")
     for make in _NETWORKS:
-        if make.__name__ == plain:
+        if make.__name__.replace("_", "") == plain:
             return make
     raise ValueError(
         unknown_name("network", name, names()) + " One of your own is named 'path.py:function'."

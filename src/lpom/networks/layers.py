@@ -61,6 +61,25 @@ class Layers:
         self._draw(layer, n_inputs, gain)
         return layer
 
+    def recurrent(
+        self, kind: type[nn.RNN] | type[nn.LSTM], n_inputs: int, width: int
+    ) -> nn.RNN | nn.LSTM:
+        """One layer over (m, steps, n_inputs), its recurrent matrices orthogonal."""
+        layer = kind(n_inputs, width, batch_first=True, device="meta").to_empty(device="cpu")
+        for name, parameter in layer.named_parameters():
+            if name.startswith("bias"):
+                nn.init.zeros_(parameter)
+            elif name.startswith("weight_ih"):
+                nn.init.normal_(parameter, std=1 / math.sqrt(n_inputs), generator=self.generator)
+            else:
+                for square in torch.split(parameter.detach(), width):
+                    nn.init.orthogonal_(square, generator=self.generator)
+        return layer
+
+    def table(self, n_rows: int, width: int) -> nn.Parameter:
+        """Normal numbers of which a row has the size of a hidden state."""
+        return nn.Parameter(torch.randn(n_rows, width, generator=self.generator) / math.sqrt(2))
+
     def _draw(self, layer: nn.Conv2d | nn.Linear, fan_in: int, gain: float) -> None:
         nn.init.normal_(layer.weight, std=gain / math.sqrt(fan_in), generator=self.generator)
         if layer.bias is not None:

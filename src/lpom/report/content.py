@@ -9,12 +9,12 @@ from typing import Any
 from lpom.exceptions import LPOMError
 from lpom.report.judging import HeldBack, Load, held_back, judge
 from lpom.report.pictures import first_layer
-from lpom.runs import Run
+from lpom.runs import Run, network_text
 from lpom.tables import Classes
 from lpom.training.history import History
 
 DIGITS = 6  # significant ones; a plot shows fewer
-_ELSEWHERE = ("results", "timing", "versions")  # parts of a config that are no settings
+_ELSEWHERE = ("results", "timing", "versions", "model")  # parts of a config that are no settings
 _NOTHING = "–"
 _NO_ROWS = "The test rows could not be loaded again"
 _UNREADABLE = (LPOMError, OSError, ValueError, ImportError)
@@ -23,8 +23,7 @@ _UNREADABLE = (LPOMError, OSError, ValueError, ImportError)
 def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
     """Everything about one run; a part that cannot be shown becomes a note that says why."""
     config = run.config
-    network, timing = config["network"], config["timing"]
-    sizes = "-".join(map(str, network["sizes"]))
+    timing = config["timing"]
     rows: HeldBack | str
     try:
         rows = held_back(run, load)
@@ -39,7 +38,7 @@ def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
             for part, values in config["results"].items()
         },
         "summary": [
-            f"network {sizes}, {network['activation']}",
+            f"network {network_text(config['network'])}",
             f"method {config['method']['name']}, {_epochs(run)} in "
             f"{timing['training_seconds']:.3g} s",
         ],
@@ -114,6 +113,8 @@ def _weights(run: Run, rows: HeldBack | str) -> dict[str, Any]:
         return {"note": "The data set is not available, so the weights cannot be shown as images."}
     if rows.data is None or rows.data.image_shape is None:
         return {"note": "The inputs are not pixels, so the first layer has no images to show."}
+    if next(run.predictor.model.parameters()).ndim != 2:
+        return {"note": "The first layer is a convolution, so no unit of it looks at all pixels."}
     return first_layer(run.predictor, rows.data)
 
 

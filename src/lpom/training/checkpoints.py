@@ -72,23 +72,7 @@ class RunFolder:
         self._written = time.monotonic()
 
     def __enter__(self) -> RunFolder:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            check_writable(self.folder)
-            self._lock = (self.folder / _LOCK).open("ab")
-        except OSError as error:
-            raise CheckpointError(
-                f"no checkpoint can be written to {self.folder} ({error.strerror}). Choose a "
-                "folder that can be written to, with room for a few times the model."
-            ) from error
-        try:
-            _lock(self._lock)
-        except OSError:
-            self._lock.close()
-            raise CheckpointError(
-                f"another process is training in {self.folder}. Wait until it has ended, or use "
-                "another folder."
-            ) from None
+        self._lock = hold(self.folder)
         remove_parts(self.folder)  # of a process that was killed while it wrote
         self.signals.__enter__()
         return self
@@ -157,6 +141,34 @@ class RunFolder:
         for old in kept[self.plan.keep - 1 :]:
             old.unlink(missing_ok=True)
         return True
+
+
+def hold(folder: Path, name: str = _LOCK) -> IO[bytes]:
+    """An open file in ``folder``, locked until it is closed or the process dies.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder can't be made or written to, or another process has the lock.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable(folder)
+        file = (folder / name).open("ab")
+    except OSError as error:
+        raise CheckpointError(
+            f"no checkpoint can be written to {folder} ({error.strerror}). Choose a folder that "
+            "can be written to, with room for a few times the model."
+        ) from error
+    try:
+        _lock(file)
+    except OSError:
+        file.close()
+        raise CheckpointError(
+            f"another process is training in {folder}. Wait until it has ended, or use another "
+            "folder."
+        ) from None
+    return file
 
 
 def read(path: Path) -> dict[str, Any]:

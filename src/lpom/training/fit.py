@@ -200,7 +200,7 @@ def _go_on(trainer: Trainer, saved: dict[str, Any], folder: RunFolder) -> None:
 def _task(takes: Signature, y: Any, loss: str | Loss) -> Task:
     if y is None:
         raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
-    return Task.infer(y, takes.n_outputs, loss, takes.output_activation)
+    return Task.infer(y, takes.n_outputs, loss, takes.output_activation, takes.n_steps)
 
 
 def _from_loader(

@@ -26,6 +26,13 @@ class Score:
 
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """Count a batch; sums stay on the device until they are read."""
+        if self.task.n_steps:
+            counted = self.task.loss.counted(target)
+            weight = counted if weight is None else counted * weight[:, None]
+            counts = counted.flatten() > 0
+            weight, outputs, target = (
+                values.flatten(0, 1)[counts] for values in (weight, outputs, target)
+            )
         ones = outputs.new_ones(len(outputs)) if weight is None else weight
         self._count("weight", ones)
         self._rows += len(outputs)

@@ -18,7 +18,8 @@ from lpom.graph import Graph, trace
 class Signature:
     """A traced model together with the shape of the samples it was traced for.
 
-    ``n_outputs`` are the numbers it gives for a sample; ``flattens`` says that the first thing it
+    ``n_outputs`` are the numbers it predicts for a sample, or at each of ``n_steps`` steps of one
+    (0 if there are none); ``flattens`` says that the first thing it
     does is to make one row of each; ``indices`` that it looks rows up, so that its inputs are
     whole numbers and stay so.
     """
@@ -26,6 +27,7 @@ class Signature:
     graph: Graph
     shape: tuple[int, ...]
     n_outputs: int
+    n_steps: int
     flattens: bool
     indices: bool
 
@@ -50,8 +52,9 @@ class Signature:
         if flattens:
             example = example.flatten(1)
         _check_width(graph, example, shape)
-        outputs = _outputs(model, example)
-        return cls(graph, tuple(example.shape[1:]), outputs, flattens, indices)
+        *steps, outputs = _outputs(model, example)
+        n_steps = steps[0] if steps else 0
+        return cls(graph, tuple(example.shape[1:]), outputs, n_steps, flattens, indices)
 
     @property
     def like(self) -> Tensor:
@@ -81,7 +84,8 @@ class Signature:
 def _looks_up(model: nn.Module) -> bool:
     """Whether the first layer with weights is an embedding."""
     for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
+        layer = next(module.children(), None) is None
+        if layer and any(True for _ in module.parameters()):
             return isinstance(module, nn.Embedding | nn.EmbeddingBag)
     return False
 
@@ -101,7 +105,8 @@ def _check_width(graph: Graph, example: Tensor, shape: tuple[int, ...]) -> None:
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, example: Tensor) -> int:
+def _outputs(model: nn.Module, example: Tensor) -> tuple[int, ...]:
+    """The shape of what it gives for a sample."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -113,9 +118,10 @@ def _outputs(model: nn.Module, example: Tensor) -> int:
     finally:
         for module, training in modes.items():
             module.training = training
-    if outputs.ndim != 2 or len(outputs) != 2:
+    if outputs.ndim not in (2, 3) or len(outputs) != 2:
         raise ValueError(
-            "the model must give one row of outputs per sample, (n_samples, n_outputs); it gives "
-            f"shape {tuple(outputs.shape)} for 2 samples."
+            "the model must give one row of outputs per sample, (n_samples, n_outputs), or per "
+            "step of one, (n_samples, n_steps, n_outputs); it gives shape "
+            f"{tuple(outputs.shape)} for 2 samples."
         )
-    return int(outputs.shape[1])
+    return tuple(outputs.shape[1:])

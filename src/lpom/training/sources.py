@@ -89,6 +89,7 @@ class Arrays(Source):
         self.n = n = self.X.shape[0]
         check_targets_finite(y, dtype)
         self.target = task.target(y).to(self.like)
+        self.counts = task.counts(self.target)
         if len(self.target) != n:
             raise ValueError(
                 f"X and y must have the same number of rows: X has {n}, y has {len(self.target)}."
@@ -114,7 +115,7 @@ class Arrays(Source):
     @cached_property
     def whole(self) -> Batch:
         """All rows at once: one and the same batch in every epoch."""
-        return Batch(self._rows(slice(None)), self.target, self.weight, whole=True)
+        return Batch(self._rows(slice(None)), self.target, self.weight, self.counts, whole=True)
 
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
         order = None
@@ -141,7 +142,8 @@ class Arrays(Source):
             if isinstance(rows, Tensor):
                 rows = rows.to(self.like.device)
             weight = None if self.weight is None else self.weight[rows]
-            yield Batch(self._rows(rows), self.target[rows], weight)
+            counts = None if self.counts is None else self.counts[rows]
+            yield Batch(self._rows(rows), self.target[rows], weight, counts)
 
     def _rows(self, rows: Any) -> Tensor:
         found = dense_rows(self.X, rows)
@@ -224,10 +226,12 @@ class Loader(Source):
         like = self.takes.like
         X = check_inputs(X, self.takes)
         check_targets_finite(y, like.dtype)
+        target = self.task.target(y).to(like)
         return Batch(
             self.takes.inputs(dense_rows(X, slice(None))),
-            self.task.target(y).to(like),
+            target,
             check_weights(weight[0], len(X), like.dtype).to(like) if weight else None,
+            self.task.counts(target),
             whole=self.steps == 1,
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from lpom import losses
 from lpom.activations import Activation
 from lpom.losses import Loss
+from lpom.losses.base import LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,14 @@ class Task:
     """``classes`` (indices), ``labels`` (a 0/1 matrix), ``numbers``, or ``coded``, with the loss.
 
     Coded targets are those of a loss for classes in the form it works with: probabilities for
-    the entropies, -1 and +1 for hinge.
+    the entropies, -1 and +1 for hinge. With ``n_steps`` there is a prediction at every step of a
+    sequence, and a class of -100 leaves a step out: after its end, say.
     """
 
     kind: str
     loss: Loss
     n_outputs: int
+    n_steps: int = 0
 
     @classmethod
     def infer(
@@ -35,18 +38,21 @@ class Task:
         n_outputs: int,
         loss: str | Loss = "auto",
         output: Activation | None = None,
+        n_steps: int = 0,
     ) -> Task:
         """Integers in a vector are classes, integers in a matrix labels, floats are numbers.
+
+        With steps there is one dimension more.
 
         The loss follows unless it is given: cross-entropy for classes (binary cross-entropy when
         the network has one output), binary cross-entropy for labels, squared for numbers, and
         for an ``output`` activation that can't give logits. Floats for a loss that is given and
         for classes are its coded targets.
         """
-        y = as_targets(y)
+        y = as_targets(y, n_steps)
         if y.is_floating_point():
             kind, default = "numbers", "squared"
-        elif y.ndim == 2:
+        elif y.ndim == 2 + bool(n_steps):
             kind, default = "labels", "binary-cross-entropy"
         else:
             kind = "classes"
@@ -54,7 +60,7 @@ class Task:
         given = losses.get(default if loss == "auto" else loss)
         if output is not None and not _fits(given, output):
             if loss == "auto":
-                return cls(kind, losses.get("squared"), n_outputs)
+                return cls(kind, losses.get("squared"), n_outputs, n_steps)
             raise ValueError(
                 f"{given.name} needs outputs of either sign"
                 f"{' and any size' if given.logits else ''}, but the output activation "
@@ -63,7 +69,7 @@ class Task:
             )
         if kind == "numbers" and given.classifies:
             kind = "coded"
-        return cls(kind, given, n_outputs)
+        return cls(kind, given, n_outputs, n_steps)
 
     @property
     def n_classes(self) -> int:
@@ -74,8 +80,32 @@ class Task:
         return "r2" if self.kind == "numbers" else "accuracy"
 
     def target(self, y: Any) -> Tensor:
-        """Targets as the loss wants them, (m, n_outputs); says what is wrong with bad ones."""
-        y = as_targets(y)
+        """Targets as the loss wants them, (m, n_outputs); says what is wrong with bad ones.
+
+        With steps (m, n_steps, n_outputs).
+        """
+        y = as_targets(y, self.n_steps)
+        if not self.n_steps:
+            return self._target(y)
+        if y.shape[1] != self.n_steps:
+            raise ValueError(
+                f"y needs a target for each of the {self.n_steps} steps that the model predicts, "
+                f"(n_samples, {self.n_steps}); got shape {tuple(y.shape)}."
+            )
+        whole = y.shape[:2]
+        y = y.flatten(0, 1)
+        outside = y == LEFT_OUT
+        if self.kind == "classes" and bool(outside.any()):
+            target = self.loss.left_out(self._target(y.masked_fill(outside, 0)), outside)
+        else:
+            target = self._target(y)
+        return torch.unflatten(target, 0, whole)
+
+    def counts(self, target: Tensor) -> Tensor | None:
+        """How many predictions of each sample count; None if there is one for each."""
+        return self.loss.counted(target).sum(1) if self.n_steps else None
+
+    def _target(self, y: Tensor) -> Tensor:
         if self.kind == "classes":
             if y.ndim != 1 or y.is_floating_point():
                 raise ValueError(
@@ -129,7 +159,7 @@ def _fits(loss: Loss, output: Activation) -> bool:
     return output.lower < loss.threshold < output.upper
 
 
-def as_targets(y: Any) -> Tensor:
+def as_targets(y: Any, n_steps: int = 0) -> Tensor:
     """A tensor of int64 or floats, or a sentence about what else came."""
     if not isinstance(y, Tensor):
         y = as_tensor(
@@ -142,8 +172,9 @@ def as_targets(y: Any) -> Tensor:
         )
     if y.is_complex():
         raise TypeError(f"y must hold real numbers, got {y.dtype}.")
-    if y.ndim not in (1, 2):
-        raise ValueError(f"y needs one or two dimensions, got shape {tuple(y.shape)}.")
+    if y.ndim not in ((2, 3) if n_steps else (1, 2)):
+        dimensions = "two or three" if n_steps else "one or two"
+        raise ValueError(f"y needs {dimensions} dimensions, got shape {tuple(y.shape)}.")
     targets: Tensor = y if y.is_floating_point() else y.long()
     return targets
 

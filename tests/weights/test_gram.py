@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lpom.gram import Columns, IndependentRows, Rows, gram
+from lpom.weights.gram import Columns, IndependentRows, Rows, gram
 
 shapes = st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(1, 3))
 seeds = st.integers(0, 2**32 - 1)

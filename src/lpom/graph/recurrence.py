@@ -1,0 +1,231 @@
+r"""Recurrent layers, written out step by step with their own parameters.
+
+The inputs of all steps meet their weights at once, in one product on (m, steps, features); step by
+step there is left
+
+.. math:: Z_t = (X W_{ih}^T + b_{ih})_t + h_{t-1} W_{hh}^T + b_{hh}
+
+and what the kind of layer makes of it. Gates are activations; their products with what they let
+through are edges that are affine in each factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: The hidden state, and what else is carried from step to step.
+Carried = tuple[Tensor, ...]
+Cell = Callable[..., Carried]
+
+
+def tanh_cell(z: Tensor, carried: Carried, weight: Tensor, bias: Tensor | None) -> Carried:
+    return (torch.tanh(z + F.linear(carried[0], weight, bias)),)
+
+
+def relu_cell(z: Tensor, carried: Carried, weight: Tensor, bias: Tensor | None) -> Carried:
+    return (torch.relu(z + F.linear(carried[0], weight, bias)),)
+
+
+def lstm_cell(
+    z: Tensor,
+    carried: Carried,
+    weight: Tensor,
+    bias: Tensor | None,
+    projection: Tensor | None = None,
+) -> Carried:
+    """``c = f c + i g``, ``h = o tanh(c)``: gates i, f, o are sigmoids and g is a tanh."""
+    h, c = carried
+    parts = (z + F.linear(h, weight, bias)).chunk(4, -1)  # i, f, g, o
+    gates = torch.sigmoid(torch.cat([parts[0], parts[1], parts[3]], -1)).chunk(3, -1)
+    c = gates[1] * c + gates[0] * torch.tanh(parts[2])
+    h = gates[2] * torch.tanh(c)
+    return (h if projection is None else F.linear(h, projection)), c
+
+
+def gru_cell(z: Tensor, carried: Carried, weight: Tensor, bias: Tensor | None) -> Carried:
+    """``n = tanh(z_n + r (W h)_n)``, ``h = (1 - u) n + u h``: gates r and u are sigmoids."""
+    (h,) = carried
+    below = z.chunk(3, -1)  # r, u, n
+    across = F.linear(h, weight, bias).chunk(3, -1)
+    gates = torch.cat([below[0] + across[0], below[1] + across[1]], -1)
+    parts = torch.sigmoid(gates).chunk(2, -1)
+    n = torch.tanh(below[2] + parts[0] * across[2])
+    return (n - parts[1] * n + parts[1] * h,)
+
+
+CELLS: dict[str, Cell] = {
+    "RNN_TANH": tanh_cell,
+    "RNN_RELU": relu_cell,
+    "LSTM": lstm_cell,
+    "GRU": gru_cell,
+}
+
+
+def unrolled(
+    cell: Cell,
+    x: Tensor,
+    start: Carried,
+    weights: Sequence[Tensor],
+    *,
+    bias: bool,
+    n_layers: int,
+    bidirectional: bool,
+    time: int,
+    dropout: float,
+    training: bool,
+    alive: Sequence[Tensor] | None = None,
+) -> tuple[Tensor, Carried]:
+    """All layers and directions over all steps: the outputs, and what is carried at the end.
+
+    ``start`` and the end have shape (layers x directions, m, width). ``weights`` lie as torch's
+    functions have them: for each layer and direction ``w_ih, w_hh``, with ``bias`` ``b_ih, b_hh``,
+    and a projection where there is one. ``time`` is the dimension of the steps. Where ``alive``,
+    (m, 1) for each step, is False a sequence has ended: it is carried as it is and gives zeros.
+    """
+    n_directions = 1 + bidirectional
+    per_direction = len(weights) // (n_layers * n_directions)
+    ends: list[Carried] = []
+    for layer in range(n_layers):
+        outputs = []
+        for direction in range(n_directions):
+            k = layer * n_directions + direction
+            w_ih, w_hh, *rest = weights[k * per_direction : (k + 1) * per_direction]
+            b_ih, b_hh = (rest.pop(0), rest.pop(0)) if bias else (None, None)
+            steps = list(F.linear(x, w_ih, b_ih).unbind(time))
+            carried, given = tuple(whole[k] for whole in start), []
+            order = range(len(steps))
+            for t in reversed(order) if direction else order:
+                new = cell(steps[t], carried, w_hh, b_hh, *rest)
+                if alive is not None:
+                    new = tuple(
+                        torch.where(alive[t], a, b) for a, b in zip(new, carried, strict=True)
+                    )
+                carried = new
+                given.append(carried[0] if alive is None else carried[0] * alive[t])
+            outputs.append(torch.stack(given[::-1] if direction else given, time))
+            ends.append(carried)
+        x = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and layer < n_layers - 1:
+            x = F.dropout(x, dropout, training)
+    return x, tuple(torch.stack(list(parts)) for parts in zip(*ends, strict=True))
+
+
+# modules, as the tracer meets them
+
+
+def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
+    time = 1 if module.batch_first else 0
+    lstm = module.mode == "LSTM"
+    if hx is None:
+        count = module.num_layers * (1 + module.bidirectional)
+        widths = (module.proj_size or module.hidden_size, module.hidden_size)
+        m = x.shape[1 - time]
+        hx = tuple(x.new_zeros(count, m, width) for width in widths[: 1 + lstm])
+    else:
+        hx = tuple(hx) if lstm else (hx,)
+    output, ends = unrolled(
+        CELLS[module.mode],
+        x,
+        hx,
+        [getattr(module, name) for name in module._flat_weights_names],
+        bias=module.bias,
+        n_layers=module.num_layers,
+        bidirectional=module.bidirectional,
+        time=time,
+        dropout=module.dropout,
+        training=module.training,
+    )
+    return output, ends if lstm else ends[0]
+
+
+def _cell(module: nn.RNNCellBase, x: Tensor, hx: Any = None) -> Any:
+    lstm = isinstance(module, nn.LSTMCell)
+    if hx is None:
+        hx = (x.new_zeros(x.shape[0], module.hidden_size),) * (1 + lstm)
+    else:
+        hx = tuple(hx) if lstm else (hx,)
+    mode = f"RNN_{module.nonlinearity.upper()}" if isinstance(module, nn.RNNCell) else ""
+    cell = CELLS[mode or type(module).__name__.removesuffix("Cell")]
+    z = F.linear(x, module.weight_ih, module.bias_ih)
+    ends = cell(z, hx, module.weight_hh, module.bias_hh)
+    return ends if lstm else ends[0]
+
+
+MODULES: dict[type[nn.Module], Callable[..., Any]] = {
+    **dict.fromkeys((nn.RNN, nn.LSTM, nn.GRU), _layers),
+    **dict.fromkeys((nn.RNNCell, nn.LSTMCell, nn.GRUCell), _cell),
+}
+
+
+# functions, as they are called in a model that runs
+
+
+def _function(mode: str) -> Callable[..., Any]:
+    cell, lstm = CELLS[mode], mode == "LSTM"
+
+    def call(x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+        """The layers; or, with the sizes of the batch at each step second, packed sequences."""
+        packed = isinstance(args[0], Tensor) and not args[0].is_floating_point()
+        sizes, args = (args[0], args[1:]) if packed else (None, args)
+        hx, weights, bias, n_layers, dropout, training, bidirectional, *first = args
+        hx = tuple(hx) if lstm else (hx,)
+        alive = None
+        if sizes is not None:
+            counts = [int(size) for size in sizes]
+            lines = torch.arange(counts[0], device=x.device)[:, None]
+            alive = [lines < count for count in counts]
+            x = torch.stack(
+                [F.pad(part, (0, 0, 0, counts[0] - len(part))) for part in torch.split(x, counts)]
+            )
+        output, ends = unrolled(
+            cell,
+            x,
+            hx,
+            weights,
+            bias=bias,
+            n_layers=n_layers,
+            bidirectional=bidirectional,
+            time=1 if first and first[0] else 0,
+            dropout=dropout,
+            training=training,
+            alive=alive,
+        )
+        if sizes is not None:
+            output = torch.cat([out[:count] for out, count in zip(output, counts, strict=True)])
+        return output, *ends
+
+    return call
+
+
+def _cell_function(mode: str) -> Callable[..., Any]:
+    cell, lstm = CELLS[mode], mode == "LSTM"
+
+    def call(
+        x: Tensor,
+        hx: Any,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None = None,
+        b_hh: Tensor | None = None,
+    ) -> Any:
+        ends = cell(F.linear(x, w_ih, b_ih), tuple(hx) if lstm else (hx,), w_hh, b_hh)
+        return ends if lstm else ends[0]
+
+    return call
+
+
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.rnn_tanh: _function("RNN_TANH"),
+    torch.rnn_relu: _function("RNN_RELU"),
+    torch.lstm: _function("LSTM"),
+    torch.gru: _function("GRU"),
+    torch.rnn_tanh_cell: _cell_function("RNN_TANH"),
+    torch.rnn_relu_cell: _cell_function("RNN_RELU"),
+    torch.lstm_cell: _cell_function("LSTM"),
+    torch.gru_cell: _cell_function("GRU"),
+}
