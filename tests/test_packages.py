@@ -18,7 +18,7 @@ PACKAGE = Path(lpom.__file__).parent
 ROOMS = [
     {"exceptions", "checks", "registry", "settings", "files"},
     {"activations", "losses", "penalties"},
-    {"graph", "compact"},
+    {"graph"},
     {"weights"},
     {"states", "objective"},
     {"methods"},

@@ -173,7 +173,7 @@ def test_relative_widths_are_in_standard_deviations_of_each_layer(data):
     functional.cross_entropy(twin(data[0]), data[1]).backward()
     start = copy.deepcopy(model.state_dict())
     weights = lpom.Adaptive(optimizer="sgd", learning_rate=1.0)
-    fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights), epochs=1)
+    fitted(model, *data, lpom.LPOM(mu=1e6, weights=weights), epochs=1)
     for name, parameter in twin.named_parameters():
         step = start[name] - model.state_dict()[name]
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=1e-7)
