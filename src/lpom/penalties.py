@@ -97,8 +97,8 @@ class Sparse(Penalty):
         second over the run.
     keep : float, optional
         Share of the parts that are to be left, of all weights that this penalty acts on taken
-        together. Then h is the sum over all parts but that many, the largest, and zero where the
-        target is reached. Its strength grows from the one given to a thousand times as much; when
+        together. Then h passes over the largest parts, a share that falls geometrically from all
+        to this one, while its strength grows from the one given to a thousand times as much; when
         three quarters of the run are done all but the largest parts vanish, and stay so.
     """
 

@@ -167,13 +167,13 @@ def test_relative_widths_are_in_standard_deviations_of_each_layer(data):
     with torch.no_grad():
         Z = twin.norm(twin.conv(data[0]))
         hidden = twin.smooth(twin.lower(twin.jump(Z).flatten(1)))
-        halves = [1.5 * float(z.std(correction=0)) / 2 for z in (Z, twin.upper(hidden))]
+        halves = [1.0 * float(z.std(correction=0)) / 2 for z in (Z, twin.upper(hidden))]
     rules = [Rule(JUMPS["sign"][1], scaled(1 / half, inside(half))) for half in halves]
     twin = made(InTurn(rules))
     functional.cross_entropy(twin(data[0]), data[1]).backward()
     start = copy.deepcopy(model.state_dict())
     weights = lpom.Adaptive(optimizer="sgd", learning_rate=1.0)
-    fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights), epochs=1)
+    fitted(model, *data, lpom.LPOM(mu=1e6, weights=weights), epochs=1)
     for name, parameter in twin.named_parameters():
         step = start[name] - model.state_dict()[name]
         torch.testing.assert_close(step, parameter.grad, rtol=1e-3, atol=1e-7)

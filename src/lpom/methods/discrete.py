@@ -85,7 +85,7 @@ class StraightThrough(_BackpropOnGraph):
         Of Adam, as in the other back-propagation methods.
     """
 
-    width: float = 1.5
+    width: float = 1.0
     relative: bool = True
     ramp: str = "clipped"
 

@@ -138,7 +138,7 @@ class Straight(Settings):
         False: the width is in units of the pre-activations themselves.
     """
 
-    width: float = 1.5
+    width: float = 1.0
     relative: bool = True
 
     def __post_init__(self) -> None:

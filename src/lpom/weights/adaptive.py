@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -90,10 +90,10 @@ def make_optimizer(
         )
     if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
         _check_kind(optimizer)
-        make: Callable[..., torch.optim.Optimizer] = optimizer
+        make = cast(Callable[..., torch.optim.Optimizer], optimizer)
         made = make(parameters, lr=learning_rate)
     elif callable(optimizer):
-        made = optimizer(parameters)
+        made = cast(Factory, optimizer)(parameters)
     else:
         check_choice("optimizer", optimizer, tuple(OPTIMIZERS))
         made = OPTIMIZERS[optimizer](parameters, lr=learning_rate)

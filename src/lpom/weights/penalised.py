@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lpom.graph import Graph
 from lpom.penalties import Penalty, Sparse, Step
+from lpom.settings import geometric
 from lpom.weights.adaptive import step_sizes
 
 #: With a target, the share of the run after which what vanished stays so; how much a strength grows
@@ -73,17 +74,16 @@ class Term:
             self.strength = sparse.strength_at(progress) * GROWTH**growth
             self.settled = progress >= SETTLED
             if look or self.settled:
-                self.free = self._largest(sparse)
+                self.free = self._largest(sparse, geometric((1.0, sparse.keep or 1.0), growth))
             if self.settled:
                 for name, W in self.weights.items():
                     W.copy_(sparse.restrict(W, self.free[name]))
 
-    def _largest(self, sparse: Sparse) -> dict[str, Tensor]:
-        """As many parts of all weights together as are to be kept."""
-        assert sparse.keep is not None
+    def _largest(self, sparse: Sparse, share: float) -> dict[str, Tensor]:
+        """This share of the parts of all weights together."""
         sizes = {name: sparse.sizes(W) for name, W in self.weights.items()}
         together = torch.cat([size.flatten() for size in sizes.values()])
-        least = together.topk(max(1, round(sparse.keep * len(together)))).values[-1]
+        least = together.topk(max(1, round(share * len(together)))).values[-1]
         return {name: size >= least for name, size in sizes.items()}
 
 
