@@ -22,7 +22,7 @@ from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.files import write_atomically
 from lpom.preparation import Prepared
-from lpom.tables import Classes
+from lpom.tables import Classes, Features
 from lpom.training.history import Epoch
 
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
@@ -147,8 +147,9 @@ def as_dataset(prepared: Prepared, source: str) -> Dataset:
         for array in (x_train, y_train, x_test, y_test):
             digest.update(np.ascontiguousarray(array).tobytes())
         name = f"{name}-{digest.hexdigest()[:8]}"
-    target, scales = prepared.target, prepared.features.numbers.values()
-    scaled = any(scale != (0.0, 1.0) for scale in scales)
+    target, features = prepared.target, prepared.features
+    assert isinstance(features, Features)  # of a table
+    scaled = any(scale != (0.0, 1.0) for scale in features.numbers.values())
     return Dataset(
         name=name,
         x_train=x_train,
