@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
 import lpom
 
@@ -119,10 +118,11 @@ def commands(text):
 
 @pytest.mark.parametrize("code", parametrized(PAGES, "sh"))
 def test_commands_on_pages_have_options_that_exist(code):
-    from lpom.cli import app
+    from lpom.cli import _COMMANDS, _loaded
 
     for words in commands(code):
-        command = typer.main.get_command(app)
+        assert words[0] in _COMMANDS, words
+        command, words = _loaded(words[0]), words[1:]
         while hasattr(command, "commands"):
             assert words[0] in command.commands, words
             command, words = command.commands[words[0]], words[1:]

@@ -69,9 +69,9 @@ MUTANTS = {
         slow=True,
     ),
     "one sweep with the wrong sign": Mutant(
-        STATES,
-        "torch.sub(said, phi(z - g), out=r)",
-        "torch.sub(phi(z + g), said, out=r)",
+        "activations/base.py",
+        "torch.sub(self.phi(z), self.phi(z - pull), out=out)",
+        "torch.sub(self.phi(z - pull), self.phi(z), out=out)",
         "test_transcription.py::test_one_interleaved_sweep_is_autograd_with_another_rule[skips]",
     ),
     "a moved state that leaves those above it feed-forward": Mutant(

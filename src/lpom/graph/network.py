@@ -102,6 +102,8 @@ class Graph:
             widths = width if isinstance(width, tuple) else (width,) * (len(self) + 1)
             nodes = [
                 replace(node, activation=node.activation.smoothed(widths[node.index]))
+                if node.activation.jumps
+                else node
                 for node in self
             ]
             self._smoothed.update(width=width, graph=Graph(tuple(nodes), self.output))
