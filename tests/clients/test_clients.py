@@ -5,8 +5,12 @@ Every client makes a few steps of SGD on the same batches as `looped`, from the 
 
 import copy
 import os
+import socket
+import subprocess
+import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -143,6 +147,7 @@ def test_accelerate(expected):
 
 
 def _distributed(rank, port, results):
+    """One of two processes; it runs this very file, see its end."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
@@ -151,24 +156,24 @@ def _distributed(rank, port, results):
     own = [(x[rank::2], y[rank::2]) for x, y in batches()]
     looped(model, own, run=run)
     if rank == 0:
-        results.put([p.detach().numpy() for p in model.parameters()])
+        np.savez(results, *[p.detach().numpy() for p in model.parameters()])
     torch.distributed.destroy_process_group()
 
 
-def test_distributed_data_parallel(expected):
+def test_distributed_data_parallel(expected, tmp_path):
     """Two processes, each with half of every batch, make the steps of one."""
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    torch.multiprocessing.start_processes(
-        _distributed, (port, results), nprocs=2, start_method="spawn"
-    )
-    for a, b in zip(results.get(), expected.parameters(), strict=True):
-        torch.testing.assert_close(torch.from_numpy(a), b.detach(), rtol=1e-5, atol=1e-6)
+    results = tmp_path / "weights.npz"
+    ranks = [
+        subprocess.Popen([sys.executable, __file__, str(rank), str(port), str(results)])
+        for rank in (0, 1)
+    ]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
+    with np.load(results) as found:
+        for a, b in zip(found.values(), expected.parameters(), strict=True):
+            torch.testing.assert_close(torch.from_numpy(a), b.detach(), rtol=1e-5, atol=1e-6)
 
 
 def language_model(attention="sdpa"):
@@ -217,3 +222,7 @@ def test_a_language_model_of_transformers():
     assert "relu (2)" in report and "softmax (2)" in report and "layer_norm (5)" in report
     assert "kept" not in report
     assert lifted.config is model.config  # attributes are the model's
+
+
+if __name__ == "__main__":
+    _distributed(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
