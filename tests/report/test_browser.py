@@ -127,7 +127,7 @@ def test_every_plot_has_a_point_per_epoch(one, digits):
         "Accuracy per epoch": 2,
         "Accuracy per second": 2,
         "Loss": 2,
-        "Objective of the last batch": 1,
+        "Objective of a fixed batch": 1,
         "Gap per sample": 2,
         "Contraction rate": 2,
     }

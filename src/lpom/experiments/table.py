@@ -128,7 +128,7 @@ def _legend(rows: Sequence[Row], n_seeds: int, score: str) -> str:
         f"Test {score} after the last epoch"
         + (", mean ± standard deviation over seeds." if n_seeds > 1 else "."),
         "Peak memory: most bytes of tensors alive in a step, beyond data and weights.",
-        "Objective: the method's own, per sample, on its last batch; not comparable between "
+        "Objective: the method's own, per sample, on a fixed batch; not comparable between "
         "methods.",
     ]
     if any(row.full_batch for row in rows):

@@ -238,7 +238,7 @@ class LPOM(Method[LPOMState]):
                 waiting: dict[Block, list[Use]] = {}
                 states.pull(
                     states.graph.nodes[states.graph.output - 1],
-                    self._loss_pull(states, problem, batch, state),
+                    self._loss_pull(states, problem, batch),
                 )
                 for node in reversed(states.graph.nodes):
                     residual = states.move(node, self._alpha(states, node, problem, state))
@@ -336,11 +336,9 @@ class LPOM(Method[LPOMState]):
     ) -> None:
         states.gather(node)
         if node.index == states.graph.output:
-            states.pull(node, self._loss_pull(states, problem, batch, state))
+            states.pull(node, self._loss_pull(states, problem, batch))
 
-    def _loss_pull(
-        self, states: States, problem: Problem, batch: Batch, state: LPOMState
-    ) -> Tensor:
+    def _loss_pull(self, states: States, problem: Problem, batch: Batch) -> Tensor:
         """The pull of the loss on the outputs, in units of their pre-activations (eq. 28)."""
         gradient = problem.loss.gradient(states.outputs, batch.target)
         return gradient / states.mu[states.graph.output]
@@ -446,7 +444,7 @@ class LPOM(Method[LPOMState]):
         :math:`\mu_v G_v` hardly depends on the mu above it: it is about the gradient of the loss.
         """
         graph = states.graph
-        states.pull(graph[graph.output], self._loss_pull(states, problem, batch, state))
+        states.pull(graph[graph.output], self._loss_pull(states, problem, batch))
         wanted = list(state.mu)
         for node in reversed(graph.nodes):
             pull = states.pulls[node.index]
@@ -470,7 +468,7 @@ class LPOM(Method[LPOMState]):
             self._settle(states, problem, batch, state)
             return states, graph
         for _ in self._sweeps(states):
-            states.pull(graph[graph.output], self._loss_pull(states, problem, batch, state))
+            states.pull(graph[graph.output], self._loss_pull(states, problem, batch))
             for node in reversed(graph.nodes):
                 states.pull_back(node, states.move(node, self._alpha(states, node, problem, state)))
         return states, graph

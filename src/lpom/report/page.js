@@ -144,7 +144,7 @@ function learningCurves() {
   }
   plots.push(
     plot({ title: "Loss", log: true, ...overEpochs }, curvesOf("loss", "epoch", () => true)),
-    plot({ title: "Objective of the last batch", log: true, ...overEpochs },
+    plot({ title: "Objective of a fixed batch", log: true, ...overEpochs },
       curvesOf("objective", "epoch", () => true)
         .map((curve) => ({ ...curve, dash: null, name: curve.name.replace(/,? ?training$/, "") ||
           "objective" }))));
