@@ -130,7 +130,7 @@ show()
 
 
 def test_one_batch_of_fit_visits_few_files(monkeypatch):
-    """Trainer, source, method, its schedule, states, activation, loss: from step 4 to step 5."""
+    """Trainer, source, method, states, activation, loss: from step 4 to step 5."""
     visited, steps, whole = set(), [], lpom.LPOM.step
 
     def watch(frame, event, arg):
@@ -148,7 +148,6 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
         "training/trainer.py",
         "training/sources.py",
         "methods/lpom.py",
-        "methods/optimizers.py",
         "states.py",
         "activations/piecewise.py",
         "losses/classification.py",

@@ -158,9 +158,15 @@ class States:
                 self._hand(above, node.index, pull)
 
     def carry_back(
-        self, node: Node, residual: Tensor | None, weight: Tensor | None, total: float | Tensor
+        self,
+        node: Node,
+        residual: Tensor | None,
+        weight: Tensor | None,
+        total: float | Tensor,
+        *,
+        down: bool = True,
     ) -> None:
-        r"""Hand a node's residual to its sources and, averaged, to its weights at once.
+        r"""Hand a node's residual to its sources (``down``) and, averaged, to its weights at once.
 
         :math:`\mu R^T X / m` is the gradient of the weights' convex problem: it goes where
         optimisers look for it. ``weight`` and ``total`` are those of the samples.
@@ -168,7 +174,7 @@ class States:
         if residual is None:
             return
         share = self.mu[node.index] / total
-        linear, sources = node.edge.linear, [s for s in node.sources if s]
+        linear, sources = node.edge.linear, [s for s in node.sources if s and down]
         if linear is not None:
             if sources:
                 self._hand(node, sources[0], residual @ linear.weight.detach())

@@ -20,6 +20,7 @@ from lpom import Exact, Sweeps
 from lpom.activations import ReLU
 from lpom.exceptions import ConvergenceWarning
 from lpom.methods import METHODS, Batch, Problem
+from lpom.training.trainer import advance
 
 from . import objectives as paper
 
@@ -108,7 +109,7 @@ class Trial:
 
     def run(self, steps):
         for k in range(steps):
-            self.state.progress = k / steps
+            advance(self.state, k / steps)
             self.method.step(self.problem, self.batch, self.state)
         return self
 

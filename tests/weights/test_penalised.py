@@ -17,6 +17,7 @@ from lpom.methods import Batch, Problem
 from lpom.objective import adjoint, evaluate, kkt_residuals, per_node
 from lpom.penalties import L1, Binary, Box, GroupL1, Levels, NuclearNorm, Ternary
 from lpom.states import States
+from lpom.training.trainer import advance
 from lpom.weights.blocks import blocks
 from lpom.weights.exact import next_theta, penalised_step
 from lpom.weights.gram import Columns, IndependentRows, Rows, gram
@@ -39,7 +40,7 @@ def steps(model, X, target, method, count, weight=None):
     problem = Problem.of(model, SQUARED)
     state = method.init(problem)
     for k in range(count):
-        state.progress = k / count
+        advance(state, k / count)
         method.step(problem, Batch(X, target, weight), state)
     return state
 
@@ -341,7 +342,7 @@ def test_a_run_goes_on_from_its_state(cut):
             states[1] = method.init(problems[1])
             states[1].load_state_dict(kept)
         for problem, state in zip(problems, states, strict=True):
-            state.progress = k / 100
+            advance(state, k / 100)
             method.step(problem, batch, state)
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(a, b)

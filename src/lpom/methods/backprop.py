@@ -60,7 +60,6 @@ class Backprop(Method[OptimizerState]):
         return state
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
-        state.set_rates(self.schedule)
         with torch.enable_grad():
             outputs = problem.model(batch.inputs)
         return descend(state, outputs, problem.loss, batch)

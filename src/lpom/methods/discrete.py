@@ -103,7 +103,6 @@ class StraightThrough(_BackpropOnGraph):
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor:
         assert isinstance(state, StraightThroughState)  # init made it
-        state.set_rates(self.schedule)
         graph = problem.graph
         jumping: dict[int, Tensor] = {}
         soft = graph
@@ -157,7 +156,6 @@ class Ramps(_BackpropOnGraph):
         check_pair("width", (self.first, self.last))
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
-        state.set_rates(self.schedule)
         graph = problem.graph
         if graph.jumps:
             graph = graph.smoothed(geometric((self.first, self.last), state.progress))

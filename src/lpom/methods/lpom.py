@@ -227,8 +227,6 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
-        if isinstance(self.weights, Adaptive):
-            state.set_rates(self.weights.schedule)
         if self.penalties is not None:
             state.penalised.advance(state.progress)
         states = self._feed_forward(problem, batch, state, once=self._once)
@@ -242,13 +240,14 @@ class LPOM(Method[LPOMState]):
                 )
                 for node in reversed(states.graph.nodes):
                     residual = states.move(node, self._alpha(states, node, problem, state))
-                    self._visit(states, node, residual, batch, state, waiting)
+                    self._visit(states, node, residual, batch, state, waiting, down=True)
                 self._update(states, state)
         else:
             self._settle(states, problem, batch, state)
             waiting = {}
             for node in states.graph:
-                self._visit(states, node, states.residual(node), batch, state, waiting)
+                residual = states.residual(node)
+                self._visit(states, node, residual, batch, state, waiting, down=False)
             self._update(states, state)
         state.steps += 1
         return outputs if states.graph is problem.graph else None
@@ -274,6 +273,8 @@ class LPOM(Method[LPOMState]):
         batch: Batch,
         state: LPOMState,
         waiting: dict[Block, list[Use]],
+        *,
+        down: bool,
     ) -> None:
         """Hand a residual down and to the weights: as gradients, or as a use of Algorithm 2.
 
@@ -282,9 +283,10 @@ class LPOM(Method[LPOMState]):
         if isinstance(self.weights, Adaptive):
             plain = batch.weight is None and batch.counts is None
             total = len(batch.inputs) if plain else batch.total_weight
-            states.carry_back(node, residual, batch.weight, total)
+            states.carry_back(node, residual, batch.weight, total, down=down)
             return
-        states.pull_back(node, residual)
+        if down:
+            states.pull_back(node, residual)
         for block in state.blocks:
             if node.index not in block.uses:
                 continue

@@ -189,7 +189,6 @@ class MAC(Method[MACState]):
     ) -> None:
         r"""The gradient of :math:`\mu \|\phi(Z) - X\|^2 / 2` in the weights, as a mean."""
         assert state.optimizer is not None  # init made it
-        state.set_rates(self.schedule)
         state.optimizer.zero_grad(set_to_none=True)
         for node in problem.graph:
             Z = value(node, X, switches)

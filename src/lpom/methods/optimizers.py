@@ -13,20 +13,22 @@ from lpom.graph import Graph
 from lpom.losses import Loss
 from lpom.methods.base import Batch, State
 from lpom.weights.adaptive import (
-    SCHEDULES,
     Factory,
     Schedule,
     check_schedule,
     make_optimizer,
-    make_scheduler,
 )
 
 
 @dataclass
 class OptimizerState(State):
-    """A state whose memory is that of its optimiser."""
+    """A state whose memory is that of its optimiser.
+
+    Its rates follow the named ``schedule``, at the trainer's hand, or torch's scheduler.
+    """
 
     optimizer: torch.optim.Optimizer | None = None
+    schedule: str = field(default="constant", metadata={"from_settings": True})
     scheduler: LRScheduler | None = field(default=None, metadata={"from_settings": True})
 
     def make(
@@ -39,15 +41,10 @@ class OptimizerState(State):
         """Make the optimiser, and torch's scheduler where the schedule is one of torch's."""
         check_schedule(schedule)
         self.optimizer = make_optimizer(optimizer, graph.parameters, learning_rate)
-        self.scheduler = make_scheduler(schedule, self.optimizer)
-
-    def set_rates(self, schedule: Schedule) -> None:
-        """Learning rates as a named schedule has them at this share of the run."""
-        if self.optimizer is None or callable(schedule):
-            return
-        factor = SCHEDULES[schedule](min(max(self.progress, 0.0), 1.0))
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+        if callable(schedule):
+            self.scheduler = schedule(self.optimizer)
+        else:
+            self.schedule = schedule
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:

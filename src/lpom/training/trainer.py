@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
+from lpom.methods.optimizers import OptimizerState
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
@@ -23,9 +24,20 @@ from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
 from lpom.training.sources import Source
 from lpom.training.tasks import Task
+from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 _READ_EVERY = 10  # steps whose outputs are scored together
+
+
+def advance(state: State, progress: float) -> None:
+    """Tell a method how much of the run is done; rates follow the schedule that its state names."""
+    state.progress = progress
+    if isinstance(state, OptimizerState) and state.optimizer is not None:
+        if state.scheduler is None:
+            factor = SCHEDULES[state.schedule](progress)
+            for group in state.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
 
 
 @dataclass
@@ -178,7 +190,7 @@ class Trainer:
         self.model.train()
         clock = time.perf_counter() - self._epoch_seconds
         for batch in batches:
-            self.state.progress = 0.0 if self.endless else self._share_done()
+            advance(self.state, 0.0 if self.endless else self._share_done())
             outputs = self.method.step(self.problem, batch, self.state)
             self._done += 1
             self._seen += len(batch.inputs)

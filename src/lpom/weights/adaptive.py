@@ -126,11 +126,6 @@ def check_schedule(schedule: Schedule) -> None:
         check_choice("schedule", schedule, tuple(SCHEDULES))
 
 
-def make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
-    """torch's own scheduler where the schedule is a function that makes one."""
-    return schedule(optimizer) if callable(schedule) else None
-
-
 def step_sizes(
     optimizer: torch.optim.Optimizer,
 ) -> dict[nn.Parameter, Callable[[], float | Tensor]]:
