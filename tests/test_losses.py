@@ -239,3 +239,18 @@ def test_get_knows_aliases_and_helps_with_a_wrong_name():
 def test_bad_parameters_are_refused(name, params):
     with pytest.raises(ValueError, match=f"{name} must be"):
         losses.get(name, **params)
+
+
+@pytest.mark.parametrize("strength", [1e-4, 1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("lower", [-math.inf, 0.0])
+@pytest.mark.parametrize("name", ["cross-entropy", "binary-cross-entropy", "huber", "squared"])
+def test_the_proximal_step_meets_its_optimality_condition(name, lower, strength):
+    loss = losses.get(name)
+    torch.manual_seed(0)
+    v = 3 * torch.randn(20, 5, dtype=torch.float64)
+    target = torch.nn.functional.one_hot(torch.arange(20) % 5).double()
+    x = loss.prox(v, target, strength, lower)
+    slope = loss.gradient(x, target) + strength * (x - v)
+    assert bool((x >= lower).all())
+    assert slope[x > lower].abs().max() < 1e-12 * max(1.0, strength)
+    assert slope.min() > -1e-12 * max(1.0, strength)  # at the bound it points outwards

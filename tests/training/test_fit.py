@@ -608,3 +608,60 @@ def test_validation_data_that_gives_nothing_is_said(digits):
     empty = DataLoader(TensorDataset(X[:0], y[:0]))
     with pytest.raises(ValueError, match="validation_data gave no batch"):
         lpom.fit(lpom.mlp([64, 10]), X, y, epochs=1, validation_data=empty)
+
+
+class Viewed(nn.Module):
+    """A network with ``view`` where only rows that follow each other will do."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.classifier = nn.Linear(4 * 36, 2)
+
+    def forward(self, x):
+        return self.classifier(torch.relu(self.features(x)).view(x.size(0), -1))
+
+
+@pytest.mark.parametrize("method", ["lpom", "adam"])
+def test_pictures_stay_as_they_are_for_networks_that_view_them(method):
+    torch.manual_seed(0)
+    X, y = torch.randn(60, 3, 8, 8), torch.arange(60) % 2
+    result = lpom.fit(Viewed(), X, y, method=method, epochs=60, seed=0, progress=False)
+    assert result.history[-1].loss < 0.5 * result.history[0].loss
+
+
+@pytest.mark.parametrize("method", ["lpom", "adam"])
+def test_a_run_that_made_things_worse_says_so(digits, method):
+    (X, y), _ = digits
+    wild = lpom.methods.get(method).with_learning_rate(1000.0)
+    with pytest.warns(ConvergenceWarning, match=r"has learnt nothing.*a smaller learning_rate"):
+        lpom.fit(lpom.mlp([64, 10, 10], seed=0), X, y, method=wild, epochs=1, progress=False)
+
+
+def test_numbers_that_no_network_learns_from_are_named(digits):
+    (X, y), _ = digits
+    with pytest.warns(UserWarning, match=r"values up to 1e\+20.*Standardise"):
+        lpom.fit(lpom.mlp([64, 10, 10], seed=0), X * 1e20, y, epochs=1, progress=False)
+
+
+def test_weights_whose_sum_is_beyond_the_dtype_are_refused(digits):
+    (X, y), _ = digits
+    with pytest.raises(ValueError, match=r"adds up to 1\.\d*e\+41.*mean"):
+        lpom.fit(lpom.mlp([64, 10], seed=0), X, y, sample_weight=np.full(len(X), 1e38))
+
+
+@pytest.mark.parametrize("order", ["paper", "parallel"])
+def test_one_sweep_that_leaves_the_hidden_layers_alone_is_said(digits, order):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 10, 10], seed=0)
+    before = model[0].weight.clone()
+    with pytest.warns(ConvergenceWarning, match=f"{order}.*only the last weights learn"):
+        lpom.fit(model, X, y, method=LPOM(states=Sweeps(order=order)), epochs=1, progress=False)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_exact_weights_in_half_precision_are_refused(digits):
+    (X, y), _ = digits
+    model = lpom.mlp([64, 10], seed=0, dtype=torch.float16)
+    with pytest.raises(TypeError, match=r"float16.*model\.float\(\)"):
+        lpom.fit(model, X, y, method=LPOM(weights="exact"), progress=False)

@@ -71,18 +71,21 @@ class Loss(ABC):
     def prox(self, v: Tensor, target: Tensor, strength: float, lower: float = -math.inf) -> Tensor:
         r""":math:`\arg\min_x \mathrm{loss}(x, t) + \frac{strength}{2} \|x - v\|^2`, x >= lower.
 
-        Projected gradient steps from v, each of which brings it closer by the factor
-        :math:`\eta / (\eta + strength)`, as many as rounding lets matter.
+        Projected gradient steps from v with Nesterov's momentum, each of which brings it closer by
+        the factor :math:`1 - \sqrt{q}`, :math:`q = strength / (\eta + strength)`: as many as
+        rounding lets matter.
         """
-        rate = self.lipschitz / (self.lipschitz + strength)
-        if not rate < 1:
+        if not math.isfinite(self.lipschitz):
             raise ValueError(f"the proximal step of {self.name} needs a Lipschitz gradient.")
-        x = v.clamp(min=lower)
-        for _ in range(math.ceil(math.log(torch.finfo(v.dtype).eps) / math.log(rate))):
-            pull = self.gradient(x, target) + strength * (x - v)
-            x_old, x = x, (x - pull / (self.lipschitz + strength)).clamp(min=lower)
+        steepest = self.lipschitz + strength
+        closer = math.sqrt(strength / steepest)
+        x = ahead = v.clamp(min=lower)
+        for _ in range(math.ceil(math.log(torch.finfo(v.dtype).eps) / math.log1p(-closer))):
+            pull = self.gradient(ahead, target) + strength * (ahead - v)
+            x_old, x = x, (ahead - pull / steepest).clamp(min=lower)
             if torch.equal(x, x_old):
                 break
+            ahead = x + (1 - closer) / (1 + closer) * (x - x_old)
         return x
 
     def encode(

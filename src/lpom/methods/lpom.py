@@ -400,6 +400,13 @@ class LPOM(Method[LPOMState]):
         else:
             state.blocks = blocks(graph)
         state.penalised = Penalised(self.penalties, graph)
+        if self.states.order in ("paper", "parallel") and self.states.most == 1 and len(graph) > 1:
+            state.remark(
+                "one sweep",
+                f"order={self.states.order!r} with one sweep moves no state but the output, so "
+                "only the last weights learn. Use Sweeps(most=2) or more, about as many as there are "
+                "layers; or order='top-down'.",
+            )
         return state
 
     @property

@@ -21,7 +21,8 @@ class Signature:
     ``n_outputs`` are the numbers it predicts for a sample, or at each of ``n_steps`` steps of one
     (0 if there are none); ``flattens`` says that the first thing it
     does is to make one row of each; ``indices`` that it looks rows up, so that its inputs are
-    whole numbers and stay so.
+    whole numbers and stay so; ``channels_last`` that it takes pictures in the layout in which
+    convolutions are fast: not those that ask for ``view`` where ``reshape`` would do.
     """
 
     graph: Graph
@@ -30,6 +31,7 @@ class Signature:
     n_steps: int
     flattens: bool
     indices: bool
+    channels_last: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, X: Any) -> Signature:
@@ -54,7 +56,9 @@ class Signature:
         _check_width(graph, example, shape)
         *steps, outputs = _outputs(model, example)
         n_steps = steps[0] if steps else 0
-        return cls(graph, tuple(example.shape[1:]), outputs, n_steps, flattens, indices)
+        shape = tuple(example.shape[1:])
+        fast = example.ndim == 4 and _takes_channels_last(model, example)
+        return cls(graph, shape, outputs, n_steps, flattens, indices, fast)
 
     @property
     def like(self) -> Tensor:
@@ -76,9 +80,8 @@ class Signature:
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them: dtype, device, and pictures in the layout that is fast."""
         rows = rows.to(self.like.device, torch.long) if self.indices else rows.to(self.like)
-        if rows.ndim == 4:
-            rows = rows.contiguous(memory_format=torch.channels_last)
-        return rows
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return rows.contiguous(memory_format=layout)
 
 
 def _looks_up(model: nn.Module) -> bool:
@@ -102,6 +105,15 @@ def _check_width(graph: Graph, example: Tensor, shape: tuple[int, ...]) -> None:
                 else f"X needs shape (n_samples, {linear.in_features}) to match the first Linear "
                 "layer; got one dimension."
             )
+
+
+def _takes_channels_last(model: nn.Module, example: Tensor) -> bool:
+    """Whether a forward pass goes through with pictures in that layout."""
+    try:
+        _outputs(model, example.contiguous(memory_format=torch.channels_last))
+    except ValueError:
+        return False
+    return True
 
 
 @torch.no_grad()

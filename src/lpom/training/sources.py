@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lpom.checks import check_number
+from lpom.exceptions import warn
 from lpom.methods import Batch
 from lpom.training.signature import Signature
 from lpom.training.tasks import Task, as_array, as_tensor
@@ -21,6 +23,7 @@ from lpom.training.tasks import Task, as_array, as_tensor
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
 _CHUNK = 2**17  # numbers looked at together when all of X is checked
+_LARGE = 1e6  # numbers in X beyond this are said to be unscaled
 _ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
 
 
@@ -286,9 +289,16 @@ def check_inputs(X: Any, takes: Signature) -> Any:
     if X.shape[0] == 0:
         raise ValueError("X has no rows; at least one sample is needed.")
     dtype = takes.like.dtype
-    check_finite(
+    largest = check_finite(
         X.data if sparse else X, "X", "Remove or impute such values first", dtype, not sparse
     )
+    if largest > _LARGE and not takes.indices:
+        warn(
+            f"X holds values up to {largest:.3g}, and networks learn from numbers near 1: such "
+            "columns drown all others. Standardise X, for example by scikit-learn's "
+            "StandardScaler.",
+            UserWarning,
+        )
     return X if sparse or mapped or isinstance(X, Tensor) else as_tensor(X)
 
 
@@ -309,19 +319,32 @@ def check_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
         )
     if not bool(torch.isfinite(weights.to(dtype)).all()) or bool((weights < 0).any()):
         raise ValueError("sample_weight must be finite and not negative.")
+    if not bool(torch.isfinite(weights.to(dtype).sum())):
+        raise ValueError(
+            f"sample_weight adds up to {float(weights.double().sum()):.3g}, beyond the range of "
+            f"the model's {str(dtype).removeprefix('torch.')}. Divide it by its mean."
+        )
     return weights
 
 
 def check_finite(
     values: Any, name: str, advice: str, dtype: torch.dtype | None = None, rows: bool = True
-) -> None:
-    """Raise if numbers are not finite, or not so in ``dtype``; a chunk of rows at a time."""
+) -> float:
+    """The largest size of any number; raise if one is not finite, or not so in ``dtype``.
+
+    A chunk of rows at a time.
+    """
+    largest = 0.0
     length = max(1, _CHUNK // max(1, int(np.prod(values.shape[1:]))))
     for start in range(0, len(values), length):
         part = values[start : start + length]
         part = part if isinstance(part, Tensor) else as_tensor(part)
-        used = part if dtype is None or not part.is_floating_point() else part.to(dtype)
-        if not used.is_floating_point() or bool(torch.isfinite(used).all()):
+        used = part if dtype is None else part.to(dtype)
+        if not used.numel():
+            continue
+        low, high = (float(end) for end in torch.aminmax(used))  # NaN goes through both
+        if math.isfinite(low) and math.isfinite(high):
+            largest = max(largest, -low, high)
             continue
         bad = ~torch.isfinite(used).reshape(len(used), -1).all(1)
         row = int(bad.nonzero()[0, 0])
@@ -333,6 +356,7 @@ def check_finite(
                 "a model with dtype=torch.float64."
             )
         raise ValueError(f"{name} holds NaN or infinity{where}. {advice}.")
+    return largest
 
 
 def _plain(X: Tensor, name: str) -> Tensor:

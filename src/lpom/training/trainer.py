@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
+from lpom.objective import total
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
@@ -27,6 +28,7 @@ from lpom.training.tasks import Task
 from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
+_WORSE = 1.5  # times the loss before training, or of zeros, is said to be nothing learnt
 _READ_EVERY = 10  # steps whose outputs are scored together
 
 
@@ -111,6 +113,7 @@ class Trainer:
         self.best = self.good if self._chooses else None
         self.generators = generators
         self._probe = train.probe()
+        self._untrained = self._probe_loss()
         self._clock: float | None = None
         self._begin_epoch(generators.start)
 
@@ -160,6 +163,7 @@ class Trainer:
                 self.status = "stopped"
             elif len(self.history) == self.epochs:
                 self.status = "finished"
+                self._compare_with_start()
             else:
                 self._begin_epoch(self.generators.states())
                 self._keep(epoch_ended=True)
@@ -287,6 +291,27 @@ class Trainer:
                 "last layer.",
             )
 
+    def _probe_loss(self, outputs: Tensor | None = None) -> float:
+        """Mean loss on the fixed batch, of the network as it stands if no outputs are given."""
+        batch = self._probe
+        if outputs is None:
+            with torch.no_grad(), evaluating(self.model), self.generators.untouched():
+                outputs = self.model(batch.inputs)
+        values = self.task.loss.value(outputs, batch.target)
+        return total(values, batch.weight) / float(batch.total_weight)
+
+    def _compare_with_start(self) -> None:
+        """A run that made things much worse does not end without a word."""
+        end, zeros = self._probe_loss(), self._probe_loss(torch.zeros_like(self._probe.target))
+        if not end <= _WORSE * max(self._untrained, zeros):
+            advice = ", or ".join(("standardised data", *self.method.steadier))
+            warn(
+                f"the network ends with a loss of {end:.3g}; before it was trained it had "
+                f"{self._untrained:.3g}, and outputs of zero have {zeros:.3g}: it has learnt "
+                f"nothing. Try {advice}.",
+                ConvergenceWarning,
+            )
+
     def _elapsed(self) -> float:
         return self.seconds if self._clock is None else time.perf_counter() - self._clock
 
@@ -303,9 +328,11 @@ class Trainer:
         return all(bool(torch.isfinite(p).all()) for p in self.problem.graph.parameters)
 
     def _diverged(self) -> None:
-        _put_back(self.model, self.good)
+        _put_back(self.model, self.good if self.best is None else self.best)
         epoch = len(self.history)
         restored = f"those of the end of epoch {epoch}" if epoch else "the initial ones"
+        if epoch and self.best is not None:
+            restored = "the best ones so far"
         advice = ", or ".join(self.method.steadier)
         raise DivergenceError(
             f"weights became NaN or infinite in epoch {epoch + 1}; {restored} were restored."

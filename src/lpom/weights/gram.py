@@ -144,6 +144,12 @@ def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], 
     possible would not do, since residuals outside the range, divided by it, grow from iteration
     to iteration until rounding lets them into the weights.
     """
+    if matrix.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"linear systems are solved in float32 or float64, and the model is in "
+            f"{str(matrix.dtype).removeprefix('torch.')}. Use model.float(), or a method without "
+            "exact weights."
+        )
     eps = torch.finfo(matrix.dtype).eps
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
