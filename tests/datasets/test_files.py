@@ -177,9 +177,9 @@ def test_csv_errors(case: str, packed: bool, tmp_path: Path) -> None:
 def test_truncated_gzip(tmp_path: Path) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 1000)[:-12])
-    refused(path, "cannot be read .*damaged, was cut off")
+    refused(path, "cannot be unpacked .*damaged or was cut off")
     path.write_bytes(b"a,b\n1,2\n")
-    refused(path, "cannot be read .*gzip")
+    refused(path, "should be a gzip file, but it cannot be unpacked")
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:

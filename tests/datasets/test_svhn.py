@@ -102,14 +102,14 @@ def test_damaged_npy(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="should be a NumPy array, but cannot be read"):
             read_part([images, labels])
     images.write_bytes(lzma.compress(lzma.decompress(whole) + b"more"))
-    with pytest.raises(DataError, match="should end after its array, but goes on"):
+    with pytest.raises(DataError, match="numbers should follow its header, and nothing else"):
         read_part([images, labels])
 
 
 def test_no_pickle_is_read(tmp_path: Path) -> None:
     images, labels = write_npy(tmp_path, "train", packed=False)
     np.save(labels, np.array([{}] * N["train"], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="cannot be read .*allow_pickle=False"):
+    with pytest.raises(DataError, match="cannot be read .*it holds Python objects"):
         read_part([images, labels])
 
 

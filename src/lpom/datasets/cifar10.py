@@ -11,6 +11,7 @@ import numpy as np
 from lpom.datasets.base import Array, DataDir, Dataset, pixel_names
 from lpom.datasets.download import Source, data_folder, find_or_fetch
 from lpom.datasets.preprocessing import scale_bytes, subtract_channel_means
+from lpom.datasets.unpacking import tar_members
 from lpom.exceptions import DataError
 
 SIDE = 32
@@ -115,7 +116,7 @@ def _archived_batches(archive: Path) -> list[tuple[bytes, str]]:
     found = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
+            for member in tar_members(archive, tar):
                 if member.name in wanted and (file := tar.extractfile(member)) is not None:
                     found[member.name] = file.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import sys
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lpom.checks import require
+from lpom.datasets.unpacking import check_claim, check_zip, gunzip
 from lpom.exceptions import DataError
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 STDIN = "-"
 SEPARATORS = (",", ";", "\t", "|")
 ENDINGS = ".csv, .tsv, .csv.gz, .parquet, .xlsx or .npz"
+_TIMES_OF_PARQUET = 1000  # columns of few values take a bit or less in each row
 SHOWN = 5  # columns an error names
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -106,13 +106,7 @@ def _ending(path: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    content = path.read_bytes()
-    if path.suffix.lower() != ".gz":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, "a table packed by gzip", error) from error
+    return gunzip(path) if path.suffix.lower() == ".gz" else path.read_bytes()
 
 
 def _read_csv(path: Path, content: bytes, encoding: str | None, separator: str | None) -> Table:
@@ -208,7 +202,10 @@ def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
 def _read_parquet(path: Path) -> Table:
     parquet = require("pyarrow.parquet", "Reading .parquet files", "pyarrow")
     try:
-        frame = parquet.ParquetFile(path).read().to_pandas()
+        file = parquet.ParquetFile(path)
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        check_claim(path, 8 * cells, _TIMES_OF_PARQUET)
+        frame = file.read().to_pandas()
     except (ValueError, OSError) as error:  # pyarrow's errors are one or the other
         if isinstance(error, DataError | PermissionError):
             raise
@@ -220,6 +217,7 @@ def _read_excel(path: Path) -> Table:
     import pandas as pd
 
     openpyxl = require("openpyxl", "Reading .xlsx files", "openpyxl")
+    check_zip(path)
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         frame = pd.DataFrame(list(zip_longest(*zip_longest(*book.worksheets[0].values))))
@@ -247,6 +245,7 @@ def _renamed(frame: pd.DataFrame) -> Table:
 def read_npz(path: Path) -> dict[str, Any]:
     """The arrays of an NPZ file by name."""
     _check_file(path)
+    check_zip(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections import deque
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from lpom.exceptions import DataError
 FILE = "HIGGS.csv.gz"
 N_TEST = 500_000  # the last ones, as published with the data
 CHUNK_ROWS = 100_000
+_LONGEST_LINE = 10_000  # bytes; the published ones have some 550
 
 HIGGS = Source(
     folder="higgs",
@@ -113,6 +115,12 @@ def read_rows(path: Path, chunk_rows: int = CHUNK_ROWS) -> Iterator[Array]:
 
     n_columns = 1 + len(FEATURES)
     start = 1
+    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        if b"\n" not in file.read(_LONGEST_LINE) and file.read(1):
+            raise DataError(
+                f"{path} should hold rows of {n_columns} numbers, but its first line has more than "
+                f"{_LONGEST_LINE} bytes. It is another file: fetch it again."
+            )
     try:
         with pd.read_csv(path, header=None, dtype=np.float32, chunksize=chunk_rows) as chunks:
             for chunk in chunks:

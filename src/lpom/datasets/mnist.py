@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from lpom.datasets.base import Array, DataDir, Dataset, pixel_names
 from lpom.datasets.download import Source, data_folder, fetch, find
 from lpom.datasets.preprocessing import scale_bytes
+from lpom.datasets.unpacking import gunzip
 from lpom.exceptions import DataError
 
 SIDE = 28
@@ -71,7 +70,7 @@ def read_idx(path: Path, ndim: int) -> Array:
     The format is a four-byte magic number (two zeros, element type, number of dimensions), each
     dimension as a big-endian 32-bit number, then the elements, and nothing after them.
     """
-    data = _unpacked(path)
+    data = gunzip(path) if path.suffix == ".gz" else path.read_bytes()
     magic = UNSIGNED_BYTE << 8 | ndim
     header = 4 + 4 * ndim
     if len(data) >= 4 and (found := struct.unpack(">I", data[:4])[0]) != magic:
@@ -95,19 +94,6 @@ def read_idx(path: Path, ndim: int) -> Array:
             f"{what}: fetch it again."
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def _unpacked(path: Path) -> bytes:
-    data = path.read_bytes()
-    if path.suffix != ".gz":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} should be a gzip file, but it cannot be unpacked ({error}). It is damaged "
-            "or was cut off: fetch it again."
-        ) from error
 
 
 def _load(

@@ -9,6 +9,7 @@ is ``train_digits_0_2`` or ``test``.
 from __future__ import annotations
 
 import lzma
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 from lpom.datasets.base import Array, DataDir, Dataset
 from lpom.datasets.download import Source, fetch, find
 from lpom.datasets.preprocessing import hog_features, select_digits
+from lpom.datasets.unpacking import check_claim
 from lpom.exceptions import DataError
 
 SIDE = 32
@@ -47,7 +49,13 @@ def load_svhn_0_2(data_dir: DataDir = None, extra: bool = False, source: Source 
     """
     arrays = {}
     for part, name in (("train", "extra" if extra else "train"), ("test", "test")):
-        images, labels = select_digits(*read_part(_paths(name, data_dir, source)), DIGITS)
+        paths = _paths(name, data_dir, source)
+        images, labels = select_digits(*read_part(paths), DIGITS)
+        if missing := [digit for k, digit in enumerate(DIGITS) if not (labels == k).any()]:
+            raise DataError(
+                f"{paths[0]} should hold the digits 0 and 2, but has no {missing[0]}. Fetch it "
+                "again."
+            )
         arrays[f"x_{part}"] = hog_features(images)
         arrays[f"y_{part}"] = labels
 
@@ -108,12 +116,16 @@ def _paths(part: str, data_dir: DataDir, source: Source) -> tuple[Path, ...]:
 
 
 def _read_mat(path: Path) -> tuple[Array, Array]:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
+        for _, shape, kind in whosmat(path):
+            check_claim(path, math.prod(shape) * (1 if kind == "uint8" else 8))
         content = loadmat(path, variable_names=["X", "y"])
         images = np.ascontiguousarray(content["X"].transpose(3, 0, 1, 2))
         labels = content["y"].reshape(-1)
+    except DataError:
+        raise
     except Exception as error:  # a damaged file raises nearly anything
         raise DataError(
             f"{path} should be a MATLAB file with the images X and the labels y, but cannot be "
@@ -125,13 +137,24 @@ def _read_mat(path: Path) -> tuple[Array, Array]:
 def _read_npy(path: Path) -> Array:
     try:
         with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as file:
-            array: Array = np.lib.format.read_array(file, allow_pickle=False)
-            surplus = file.read(1)
-    except (ValueError, OSError, EOFError, MemoryError, lzma.LZMAError) as error:
+            first = np.lib.format.read_magic(file) == (1, 0)
+            read = "read_array_header_1_0" if first else "read_array_header_2_0"
+            shape, by_columns, dtype = getattr(np.lib.format, read)(file)
+            size = math.prod(shape) * dtype.itemsize
+            check_claim(path, size)
+            content = file.read(size + 1)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects, no numbers")
+        if len(content) != size:
+            raise ValueError(f"{size} bytes of numbers should follow its header, and nothing else")
+        array: Array = np.frombuffer(content, dtype).reshape(
+            shape, order="F" if by_columns else "C"
+        )
+    except DataError:
+        raise
+    except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
         raise DataError(
             f"{path} should be a NumPy array, but cannot be read ({error}). It is damaged or was "
             "cut off: fetch it again."
         ) from error
-    if surplus:
-        raise DataError(f"{path} should end after its array, but goes on. Fetch it again.")
     return array

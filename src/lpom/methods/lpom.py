@@ -404,8 +404,8 @@ class LPOM(Method[LPOMState]):
             state.remark(
                 "one sweep",
                 f"order={self.states.order!r} with one sweep moves no state but the output, so "
-                "only the last weights learn. Use Sweeps(most=2) or more, about as many as there are "
-                "layers; or order='top-down'.",
+                "only the last weights learn. Use Sweeps(most=2) or more, about as many as there "
+                "are layers; or order='top-down'.",
             )
         return state
 
