@@ -16,9 +16,11 @@ from lpom import datasets
 from lpom.datasets.files import STDIN
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
+from lpom.files import checksum
 from lpom.tables import Classes, Features, Locale, Quantity, Target, fit_target
 from lpom.tables.columns import listed
 from lpom.tables.plan import named
+from lpom.training.randomness import as_seed
 
 if TYPE_CHECKING:
     from lpom.pictures import Pixels
@@ -69,6 +71,7 @@ class Prepared:
     notes: str
     source: dict[str, Any] | None  # what `prepare` takes, besides the seed, to make it again
     reading: Reading = field(default_factory=Reading)
+    checksum: str | None = None  # of the file, where it is one
 
     @property
     def n_outputs(self) -> int:
@@ -89,6 +92,7 @@ class Prepared:
             "rows": {part: len(X) for part, (X, _) in self.parts().items()},
             "notes": self.notes,
             "source": self.source,
+            "sha256": self.checksum,
         }
 
 
@@ -110,7 +114,7 @@ def prepare(
     and ``test_fraction`` of its rows, 20 % by default, are held out for testing. The seed decides
     which. What is done with each column is decided from the rows to train on.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(as_seed(seed))
     if data in datasets.names():
         given = {
             "target": target,
@@ -214,6 +218,7 @@ def _from_file(
             "test_fraction": fraction,
         },
         reading,
+        None if data == STDIN else checksum(Path(data)),
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from lpom import methods, plots
 from lpom.checks import as_device, check_number
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.exceptions import DataError, ModelFileError, unknown_name
-from lpom.files import write_atomically
+from lpom.files import checksum, write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, begun, check_folder
 from lpom.methods import Method
 from lpom.pictures import PictureClassifier, prepare_pictures
@@ -205,26 +204,28 @@ class Run:
         """
         (folder / REPORT).unlink(missing_ok=True)
         self.predictor.save(folder / MODEL)
-        self.config["model"] = {"sha256": _digest(folder / MODEL)}
+        self.config["model"] = {"sha256": checksum(folder / MODEL)}
         self.history.to_jsonl(folder / HISTORY)
         plots.curves(self.history, folder / CURVES)
-        config = json.dumps(self.config, indent=2, ensure_ascii=False, default=str)
-        write_atomically(folder / CONFIG, (config + "\n").encode())
+        config = _moved(self.config, lambda path: os.path.relpath(path, folder))
+        text = json.dumps(config, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+        write_atomically(folder / CONFIG, (text + "\n").encode())
 
     @classmethod
     def read(cls, folder: Path) -> Run:
         """The run that :meth:`write` left in a folder."""
         check_folder(folder)
         try:
-            config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
+            config = _moved(config, lambda path: os.path.normpath(folder / path))
             history = History.from_jsonl(folder / HISTORY, config.get("metric", "accuracy"))
-        except (ValueError, KeyError, TypeError, OSError) as error:
+        except (ValueError, LookupError, TypeError, OSError, RecursionError) as error:
             raise ModelFileError(
                 f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
                 f"({error}). Train again."
             ) from error
         predictor = Predictor.load(folder / MODEL, history)
-        if "model" in config and config["model"] != {"sha256": _digest(folder / MODEL)}:
+        if "model" in config and config["model"] != {"sha256": checksum(folder / MODEL)}:
             raise ModelFileError(
                 f"{folder} holds files of two runs: {CONFIG} is not that of {MODEL}. "
                 + (
@@ -234,6 +235,19 @@ class Run:
                 )
             )
         return cls(predictor, history, config)
+
+
+def _moved(config: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
+    """A config with other paths to its data: in a file they are relative to its folder."""
+    source = config.get("data", {}).get("source")
+    if not source:
+        return config
+    source = dict(source)
+    if config["data"].get("sha256"):
+        source["data"] = move(source["data"])
+    elif source.get("data_dir") is not None:
+        source["data_dir"] = move(source["data_dir"])
+    return {**config, "data": {**config["data"], "source": source}}
 
 
 def load(run: str | os.PathLike[str]) -> Predictor:
@@ -260,7 +274,7 @@ def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
     return {
         "source": data.source,
         "settings": asdict(settings),
-        "files": {file: _digest(Path(file)) for file in files},
+        "files": {file: checksum(Path(file)) for file in files},
         "config": planned(data, settings),
     }
 
@@ -270,7 +284,7 @@ def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
     for file, digest in notes["files"].items():
         if not Path(file).is_file():
             raise DataError(f"the run was begun with {file}, which is gone. Put it back to go on.")
-        if _digest(Path(file)) != digest:
+        if checksum(Path(file)) != digest:
             raise DataError(
                 f"{file} has changed since the run was begun, so it can't go on. Put the file back "
                 "as it was, or train anew."
@@ -429,11 +443,6 @@ def _class_weight(given: str | Mapping[str, float], target: Target) -> Any:
         if name not in target.classes:
             raise ValueError(unknown_name(f"class of {target.name!r}", name, target.classes))
     return {k: given.get(name, 1.0) for k, name in enumerate(target.classes)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _timing(result: Result, seen: int, started: datetime) -> dict[str, Any]:

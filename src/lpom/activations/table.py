@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,7 +146,18 @@ def from_table(z: Iterable[float], values: Iterable[float]) -> Activation:
     >>> from_table([-1, 0, 2], [0, 0.5, 1]).phi(torch.tensor([-3.0, -0.5, 1.0, 9.0]))
     tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    return Table(tuple(z), tuple(values))
+    return Table(_listed("z", z), _listed("values", values))
+
+
+def _listed(name: str, numbers: Any) -> tuple[Any, ...]:
+    if isinstance(numbers, Tensor | np.ndarray):
+        numbers = numbers.tolist()
+    if not isinstance(numbers, list | tuple):
+        raise TypeError(
+            f"{name} of from_table must be a list, an array or a tensor of numbers, got "
+            f"{type(numbers).__name__}."
+        )
+    return tuple(numbers)
 
 
 def _tensors(like: Tensor, *numbers: tuple[float, ...]) -> list[Tensor]:

@@ -58,13 +58,25 @@ def predict(
     kept = _kept(frame, keep or [])
     inputs = predictor.encode(frame)
     answers = predictor.answers(inputs, probabilities=proba)
-    table = pd.concat([kept.reset_index(drop=True), answers], axis=1)
+    table = pd.concat([kept.reset_index(drop=True), _no_formulas(answers)], axis=1)
     text = table.to_csv(index=False, lineterminator="\n")
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_atomically(out, text.encode())
     _say(predictor, frame, inputs, out)
+
+
+def _no_formulas(answers: pd.DataFrame) -> pd.DataFrame:
+    """Names of classes that a spreadsheet would take for formulas get an apostrophe before them."""
+    texts = answers.select_dtypes(["object", "string"])
+    risky = texts.apply(lambda column: column.astype(str).str.match(r"[=+\-@\t\r]"))
+    risky &= texts.apply(lambda column: pd.to_numeric(column, errors="coerce").isna())
+    if not risky.to_numpy().any():
+        return answers
+    note = "names that begin with =, +, - or @ have a ' before them: spreadsheets would run them"
+    typer.echo(note, err=True)
+    return answers.assign(**texts.mask(risky, "'" + texts.astype(str)))
 
 
 def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:

@@ -6,7 +6,6 @@ import codecs
 import csv
 import io
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -125,19 +124,18 @@ def _read_csv(path: Path, content: bytes, encoding: str | None, separator: str |
         )
     try:
         separator = _separator(line) if separator is None else separator
-        names = next(csv.reader([line], delimiter=separator))
+        frame = pd.read_csv(
+            io.StringIO(text),
+            sep=separator,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            na_values=[""],
+        )
+        names = frame.iloc[0].fillna("").tolist()
         _check_header(path, names)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # a line with more values
-            frame = pd.read_csv(
-                io.StringIO(text),
-                sep=separator,
-                index_col=False,
-                dtype=str,
-                keep_default_na=False,
-                na_values=[""],
-            )
-    except (pd.errors.ParserWarning, ValueError, TypeError, csv.Error) as error:
+        frame = frame.iloc[1:].reset_index(drop=True)
+    except (ValueError, TypeError, csv.Error) as error:
         if isinstance(error, DataError):
             raise
         expected = "a table with as many values in each line as its first line has names"
@@ -206,6 +204,8 @@ def _read_parquet(path: Path) -> Table:
         cells = file.metadata.num_rows * file.metadata.num_columns
         check_claim(path, 8 * cells, _TIMES_OF_PARQUET)
         frame = file.read().to_pandas()
+        if any(name is not None for name in frame.index.names):  # pandas set columns aside
+            frame = frame.reset_index()
     except (ValueError, OSError) as error:  # pyarrow's errors are one or the other
         if isinstance(error, DataError | PermissionError):
             raise

@@ -152,7 +152,7 @@ def _read_npy(path: Path) -> Array:
         )
     except DataError:
         raise
-    except (ValueError, OSError, EOFError, lzma.LZMAError) as error:
+    except Exception as error:  # a damaged header raises nearly anything
         raise DataError(
             f"{path} should be a NumPy array, but cannot be read ({error}). It is damaged or was "
             "cut off: fetch it again."

@@ -23,7 +23,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
-from lpom.estimators.fitted import Design, FittedMLP
+from lpom.estimators.fitted import Design, FittedMLP, as_numpy
 from lpom.estimators.penalty import L2Penalty
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import ConvergenceWarning
@@ -104,8 +104,8 @@ class BaseMLP(FittedMLP, ABC):
         check_is_fitted(self)
         X, y = validate_data(
             self,
-            X,
-            y,
+            as_numpy(X, "X"),
+            as_numpy(y, "y"),
             accept_sparse="csr",
             dtype=(np.float64, np.float32),
             multi_output=True,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.methods import Method
 from lpom.training.history import History
-from lpom.training.sources import ROWS, check_finite, dense_rows
+from lpom.training.sources import ROWS, check_finite, dense_rows, plain_tensor
 from lpom.training.trainer import Result
 
 
@@ -140,6 +140,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     def _outputs(self, X: Any) -> Tensor:
         """Outputs of the network on checked inputs, on the CPU."""
         check_is_fitted(self)
+        X = as_numpy(X, "X")
         X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
         like = next(self._model.parameters())
         sparse = issparse(X)
@@ -159,3 +160,11 @@ def _read_only(values: Tensor) -> NDArray[Any]:
     array: NDArray[Any] = values.detach().cpu().numpy()
     array.flags.writeable = False
     return array
+
+
+def as_numpy(values: Any, name: str) -> Any:
+    """A tensor as NumPy knows it, for scikit-learn's checks; all else as it is."""
+    if not isinstance(values, Tensor):
+        return values
+    plain = plain_tensor(values, name).cpu()
+    return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()

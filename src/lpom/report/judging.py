@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,6 +14,7 @@ from lpom import datasets
 from lpom.datasets import Dataset
 from lpom.datasets.base import Array
 from lpom.exceptions import DataError
+from lpom.files import checksum
 from lpom.preparation import prepare
 from lpom.report.pictures import png
 from lpom.runs import Run
@@ -56,6 +58,10 @@ def held_back(run: Run, load: Load) -> HeldBack:
         data = load(source["data"], source.get("data_dir"))
         frame = pd.DataFrame(data.x_test, columns=list(data.feature_names))
         return HeldBack(predictor.features.encode(frame), data.y_test, data)
+    # nobody learns from a page what is in a file that was not trained on
+    path = Path(source["data"])
+    if not path.is_file() or checksum(path) != run.config["data"].get("sha256"):
+        raise DataError(f"{path} is gone or was changed since the run.")
     # the same seed makes the same split
     ready = prepare(**{**source, "ignore": tuple(source["ignore"])}, seed=run.config["seed"])
     if (ready.features, ready.target) != (predictor.features, predictor.target):

@@ -278,7 +278,7 @@ def check_inputs(X: Any, takes: Signature) -> Any:
     if sparse:
         X = X.tocsr()
     elif isinstance(X, Tensor):
-        X = _plain(X, "X")
+        X = plain_tensor(X, "X")
     else:
         X = as_array(X, "X")
     if not sparse and takes.flattens and X.ndim > 2:
@@ -303,7 +303,7 @@ def check_inputs(X: Any, takes: Signature) -> Any:
 
 
 def check_targets_finite(y: Any, dtype: torch.dtype) -> None:
-    values = _plain(y, "y") if isinstance(y, Tensor) else np.asarray(y)
+    values = plain_tensor(y, "y") if isinstance(y, Tensor) else np.asarray(y)
     if isinstance(values, Tensor) or values.dtype.kind == "f":
         check_finite(values, "y", "Remove such rows first", dtype)
 
@@ -359,7 +359,7 @@ def check_finite(
     return largest
 
 
-def _plain(X: Tensor, name: str) -> Tensor:
+def plain_tensor(X: Tensor, name: str) -> Tensor:
     """The tensor without its graph, if it is one of real numbers that are all there."""
     odd = "complex" if X.is_complex() else "quantised" if X.is_quantized else ""
     odd = odd or ("meta" if X.is_meta else "sparse" if X.layout != torch.strided else "")
