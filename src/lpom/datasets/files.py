@@ -64,6 +64,10 @@ def read_table(
     DataError
         If the file cannot be read, has no names or no rows.
     """
+    if separator is not None and (not isinstance(separator, str) or len(separator) != 1):
+        raise DataError(f"the separator must be one character, such as ; or |, got {separator!r}.")
+    if encoding is not None and not isinstance(encoding, str):
+        raise DataError(f"the encoding must be a name, such as cp1252, got {encoding!r}.")
     if str(path) == STDIN:
         table = _read_csv(Path("standard input"), sys.stdin.buffer.read(), encoding, separator)
     else:

@@ -170,8 +170,8 @@ class BaseMLP(FittedMLP, ABC):
         method = self._checked_method()
         X, y = validate_data(
             self,
-            X,
-            y,
+            as_numpy(X, "X"),
+            as_numpy(y, "y"),
             accept_sparse="csr",
             dtype=(np.float64, np.float32),
             multi_output=True,
