@@ -105,13 +105,13 @@ def train(
         typer.Option(metavar="NAME", help="Else as the target asks for.", rich_help_panel=TRAINING),
     ] = "auto",
     alpha: Annotated[
-        float | None,
+        float,
         typer.Option(
             metavar="NUMBER",
-            help="Strength of the L2 penalty on weights (0.1).",
+            help="Strength of the L2 penalty on weights.",
             rich_help_panel=TRAINING,
         ),
-    ] = None,
+    ] = Settings.alpha,
     class_weight: Annotated[
         str | None,
         typer.Option(

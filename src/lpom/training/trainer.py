@@ -320,6 +320,7 @@ class Trainer:
         return {
             "method": settings_of(self.method),
             "loss": repr(self.task.loss),
+            "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
             "epochs": self.epochs,
             "seed": self.seed,
