@@ -69,6 +69,7 @@ class Prepared:
     notes: str
     source: dict[str, Any] | None  # what `prepare` takes, besides the seed, to make it again
     reading: Reading = field(default_factory=Reading)
+    tested: pd.DataFrame | None = None  # the test rows of a file, as they stand in it
 
     @property
     def n_outputs(self) -> int:
@@ -214,6 +215,7 @@ def _from_file(
             "test_fraction": fraction,
         },
         reading,
+        frame.iloc[tested],
     )
 
 

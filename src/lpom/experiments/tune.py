@@ -163,7 +163,7 @@ def for_tuning(data: Prepared) -> Prepared:
         raise DataError(
             f"{data.name} has {len(X)} rows to train on, too few to hold some out for tuning."
         )
-    return replace(data, train=(X[kept], y[kept]), test=(X[held], y[held]))
+    return replace(data, train=(X[kept], y[kept]), test=(X[held], y[held]), tested=None)
 
 
 def describe(search: Search, rows: Prepared, epochs: int) -> dict[str, Any]:
