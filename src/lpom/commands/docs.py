@@ -63,7 +63,8 @@ def readable(folder: Path, page: str) -> str:
         names = [line for line in body.split("\n") if re.fullmatch("[a-z]+", line)]
         caption = re.search(r":caption: (.*)", body)
         title = caption[1] if caption else "Pages"
-        return f"**{title}**: " + ", ".join(f"`lpom docs {name}`" for name in names)
+        listed = ", ".join(f"`lpom docs {name}`" for name in names)
+        return f"**{title}**: {listed}" if listed else ""
 
     text = (folder / f"{page}.md").read_text(encoding="utf-8")
     return re.sub(r"^```\{(\w+)\} ?(.*?)\n(.*?)^```$", plain, text, flags=re.S | re.M)
