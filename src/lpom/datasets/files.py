@@ -206,7 +206,7 @@ def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> Table:
-    parquet = require("pyarrow.parquet", "Reading .parquet files", "pyarrow")
+    parquet = require("pyarrow.parquet", "Reading .parquet files")
     try:
         frame = parquet.ParquetFile(path).read().to_pandas()
     except (ValueError, OSError) as error:  # pyarrow's errors are one or the other
@@ -219,7 +219,7 @@ def _read_parquet(path: Path) -> Table:
 def _read_excel(path: Path) -> Table:
     import pandas as pd
 
-    openpyxl = require("openpyxl", "Reading .xlsx files", "openpyxl")
+    openpyxl = require("openpyxl", "Reading .xlsx files")
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         frame = pd.DataFrame(list(zip_longest(*zip_longest(*book.worksheets[0].values))))

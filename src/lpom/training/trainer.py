@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def advance(state: State, progress: float) -> None:
                 group["lr"] = group["initial_lr"] * factor
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a run leaves beside the trained module.
 
@@ -54,7 +54,10 @@ class Result:
     seconds: float
     training_seconds: float
     task: Task
-    state: State = field(repr=False)
+    state: State
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.status} after {self.seconds:.3g} s, {self.history!r}>"
 
 
 class Trainer:
