@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 
+from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -61,5 +64,26 @@ def _constant(thing: object) -> bool:
     return not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing))
 
 
+class Notebook(MystParser):
+    """A Jupyter notebook as a page: its text, its code, and what the code printed."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        parts = []
+        for cell in json.loads(inputstring)["cells"]:
+            source = "".join(cell["source"])
+            parts.append(source if cell["cell_type"] == "markdown" else fenced("python", source))
+            for output in cell.get("outputs", ()):
+                parts.append(fenced("text", "".join(output["text"]).rstrip()))
+        super().parse("\n\n".join(parts), document)
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
 def setup(app: Sphinx) -> None:
     app.connect("env-check-consistency", missing_names)
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(Notebook)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import json
 import os
 import pkgutil
 import re
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 EXTENDING = ROOT / "docs" / "extending.md"
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 RUN_AS_THEY_STAND = [page for page in PAGES if page != EXTENDING]
 
@@ -59,6 +61,17 @@ def test_docstring_examples(test):
 def test_examples_on_pages(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "example", "exec"), {"__name__": "__example__"})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    assert content["nbformat"] == 4 and content["cells"][0]["source"][0].startswith("# ")
+    names = {"__name__": "__notebook__"}
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
 def extended(source):
@@ -139,7 +152,9 @@ def test_every_page_is_in_the_table_of_contents():
     contents = (ROOT / "docs" / "index.md").read_text()
     named = set(re.findall(r"^([a-z/]+)$", contents, re.M))
     parts = {"index", "cosine"}  # the page itself, and part of another
-    assert {page.stem for page in PAGES if page != README} - parts == named - {"reference/index"}
+    pages = {page.stem for page in PAGES if page != README} - parts
+    pages |= {f"notebooks/{notebook.stem}" for notebook in NOTEBOOKS}
+    assert pages == named - {"reference/index"}
 
 
 @pytest.mark.parametrize(

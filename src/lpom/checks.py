@@ -41,13 +41,13 @@ def check_pair(name: str, pair: Sequence[float]) -> tuple[float, float]:
     return first, last
 
 
-def require(module: str, purpose: str, install: str = "'lpom[data]'") -> Any:
-    """Import an optional module, or say what it is for and how to install it."""
+def require(module: str, purpose: str, install: str = "") -> Any:
+    """Import an optional module, or say what it is for and which packages to install for it."""
     try:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{purpose} needs {package}: pip install {install}") from error
+        raise ImportError(f"{purpose} needs {package}: pip install {install or package}") from error
 
 
 def as_device(name: str | torch.device) -> torch.device:

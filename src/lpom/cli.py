@@ -28,6 +28,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "train:train",
         "Train a network on a data set or a table, and keep the run in a folder.",
     ),
+    "tune": (
+        "tune:tune",
+        "Find settings for a table by successive halving, on its training rows alone.",
+    ),
     "predict": (
         "predict:predict",
         "Predict the rows of a file, as CSV with a column prediction.",
@@ -60,6 +64,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "lists:list_activations",
         "List the activations: formula, range, Lipschitz constant, and whether they jump.",
     ),
+    "docs": ("docs:docs", "Open the documentation in the browser."),
     "bench": ("bench:app", "Measure what a method costs on this machine."),
 }
 

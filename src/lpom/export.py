@@ -14,6 +14,8 @@ from lpom.activations import Identity, Sign, Step, from_module, is_activation
 from lpom.checks import require
 from lpom.exceptions import LPOMError
 
+_ONNX = "onnx onnxruntime onnxscript"  # to install
+
 #: Rows that may differ from torch's where a jump turns rounding into another state.
 TURNED = 0.01
 
@@ -32,8 +34,8 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     ----------
     example : a batch of inputs
     """
-    require("onnxscript", "writing ONNX", "'lpom[onnx]'")
-    runtime = require("onnxruntime", "checking an ONNX file", "'lpom[onnx]'")
+    require("onnxscript", "writing ONNX", _ONNX)
+    runtime = require("onnxruntime", "checking an ONNX file", _ONNX)
     path = Path(path)
     training = {module: module.training for module in model.modules()}
     model.eval()
@@ -79,7 +81,7 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     ----------
     example : a batch of inputs, for the shapes of the nodes
     """
-    nir = require("nir", "writing NIR", "'lpom[nir]'")
+    nir = require("nir", "writing NIR")
     if not isinstance(model, nn.Sequential):
         raise ExportError(f"NIR is written of an nn.Sequential, not of {type(model).__name__}.")
     values, shapes = example[:1], [tuple(example.shape[1:])]

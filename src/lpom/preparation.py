@@ -71,6 +71,7 @@ class Prepared:
     notes: str
     source: dict[str, Any] | None  # what `prepare` takes, besides the seed, to make it again
     reading: Reading = field(default_factory=Reading)
+    tested: pd.DataFrame | None = None  # the test rows of a file, as they stand in it
     checksum: str | None = None  # of the file, where it is one
 
     @property
@@ -218,6 +219,7 @@ def _from_file(
             "test_fraction": fraction,
         },
         reading,
+        frame.iloc[tested],
         None if data == STDIN else checksum(Path(data)),
     )
 

@@ -59,7 +59,7 @@ class Settings:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     loss: str = "auto"
-    alpha: float | None = None
+    alpha: float = MLPClassifier.alpha
     class_weight: str | Mapping[str, float] | None = None
     epochs: int | None = None
     batch_size: int | None = None

@@ -25,7 +25,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        require("tensorboard", "Logging for TensorBoard", "'lpom[tensorboard]'")
+        require("tensorboard", "Logging for TensorBoard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(os.fspath(folder))

@@ -48,6 +48,23 @@ def hostile(tmp_path_factory):
     return folder, train(folder, place / "table.csv", target="kind")
 
 
+@pytest.fixture(scope="session")
+def flats(tmp_path_factory):
+    """A run that predicts a number, the run itself, and its table."""
+    place, rng = tmp_path_factory.mktemp("flats"), np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "floor": rng.integers(0, 9, 300),
+            "area": rng.uniform(20, 120, 300).round(1),
+            "district": rng.choice(["north", "south", "centre"], 300),
+        }
+    )
+    frame["rent"] = (12 * frame["area"] + 300 * (frame["district"] == "centre")).round(2)
+    frame.to_csv(place / "flats.csv", index=False)
+    folder = place / "run"
+    return folder, train(folder, place / "flats.csv", target="rent", epochs=40), frame
+
+
 @pytest.fixture(name="train")
 def train_fixture():
     return train

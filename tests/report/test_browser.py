@@ -125,14 +125,15 @@ def emulate(driver, **features):
 def test_every_plot_has_a_point_per_epoch(one, digits):
     titles = {
         "Accuracy per epoch": 2,
-        "Accuracy per second": 2,
+        "Accuracy over time": 2,
         "Loss": 2,
         "Objective of a fixed batch": 1,
         "Gap per sample": 2,
         "Contraction rate": 2,
     }
-    assert [heading(figure) for figure in all_of(one, ".plot")] == list(titles)
-    for figure, curves in zip(all_of(one, ".plot"), titles.values(), strict=True):
+    figures = all_of(one, "#curves ~ .plots .plot, details:has(#layers) .plot")
+    assert [heading(figure) for figure in figures] == list(titles)
+    for figure, curves in zip(figures, titles.values(), strict=True):
         paths = [p.get_attribute("d") for p in figure.find_elements(By.CLASS_NAME, "curve")]
         assert len(paths) == curves
         for path in paths:
@@ -241,6 +242,51 @@ def test_pictures_are_shown_and_described(one):
     assert len(sizes) > 16 and all(width == 8 and alt for width, alt in sizes)
 
 
+def test_probabilities_have_a_curve_for_each_class(one):
+    for title, count in (
+        ("ROC curve (area)", 11),  # and chance
+        ("Precision and recall (average precision)", 10),
+        ("How sure, and how often right", 2),
+    ):
+        figure, _ = plot(one, title)
+        paths = [p.get_attribute("d") for p in figure.find_elements(By.CLASS_NAME, "curve")]
+        assert len(paths) == count and not any("NaN" in path for path in paths)
+
+
+@pytest.fixture
+def number(driver, flats, tmp_path):
+    write_report([flats[0]], tmp_path / "page.html")
+    driver.get((tmp_path / "page.html").as_uri())
+    yield driver
+    assert_quiet(driver)
+
+
+def test_a_run_that_predicts_numbers_draws_a_dot_per_test_row(number, flats):
+    rows = flats[1].config["data"]["rows"]["test"]
+    for title in ("Predicted against true", "Residuals"):
+        figure, _ = plot(number, title)
+        (dots,) = figure.find_elements(By.CSS_SELECTOR, ".points")
+        assert dots.get_attribute("d").count("h0") == rows
+    shown = number.find_element(By.CSS_SELECTOR, ".scores").text
+    assert "MAE" in shown and "always the mean" in shown
+    bars = [bar.size["width"] for bar in all_of(number, ".importance .bar i")]
+    assert bars == sorted(bars, reverse=True) and bars[0] > 100
+    (error,) = [b for b in all_of(number, ".rows th button") if b.text == "error"]
+    error.click()
+    found = [float(cell.text) for cell in all_of(number, ".rows tbody tr > :nth-child(4)")]
+    assert found == sorted(found) and len(found) == 24
+
+
+def test_two_runs_have_a_table_side_by_side(two):
+    head = [cell.text for cell in all_of(two, "section:has(#results) thead th")]
+    assert head[:3] == ["run", "method", "accuracy"] and "seconds" in head
+    (epochs,) = [b for b in all_of(two, "section:has(#results) th button") if b.text == "epochs"]
+    epochs.click()
+    epochs.click()
+    names = [cell.text for cell in all_of(two, "section:has(#results) tbody th")]
+    assert names == ["deep", "digits"]
+
+
 def test_two_runs_lie_over_each_other_layer_by_layer_if_asked(two):
     figure, _ = plot(two, "Accuracy per epoch")
     names = [b.text for b in figure.find_elements(By.CSS_SELECTOR, ".legend button")]
@@ -269,6 +315,12 @@ def test_a_phone_needs_no_sideways_scrolling(driver, pages, name):
         assert overflow(driver) == 0
         figure, svg = plot(driver, "Loss")
         assert 300 < svg.size["width"] <= PHONE and len(ticks(figure)) >= 2
+        folded = driver.execute_script("return document.documentElement.scrollHeight")
+        for part in all_of(driver, "details.part"):
+            assert part.get_attribute("open") is None
+            driver.execute_script("arguments[0].open = true", part)
+        assert overflow(driver) == 0
+        assert folded < 0.6 * driver.execute_script("return document.documentElement.scrollHeight")
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert_quiet(driver)
@@ -311,7 +363,7 @@ def test_a_run_without_epochs_has_no_empty_plots(driver, train, tmp_path):
     write_report([tmp_path / "run"], tmp_path / "page.html")
     driver.get((tmp_path / "page.html").as_uri())
     assert_quiet(driver)
-    assert not all_of(driver, "figure svg")
+    assert not all_of(driver, "#curves ~ .plots svg, #layers ~ .plots svg")
     assert "No epoch was finished" in driver.find_element("id", "main").text
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import webbrowser
+from copy import deepcopy
 from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -18,14 +19,21 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from sklearn import metrics
+from sklearn.inspection import permutation_importance
 from sklearn.metrics import confusion_matrix, recall_score
 from typer.testing import CliRunner
 
 from lpom import datasets, saving
 from lpom.cli import app
 from lpom.exceptions import DataError, ModelFileError
+from lpom.preparation import prepare
 from lpom.report import write_report
+from lpom.report.classes import calibration, threshold_curves
 from lpom.report.content import columns, settings
+from lpom.report.importance import importances
+from lpom.report.judging import HeldBack
+from lpom.report.numbers import errors
 from lpom.report.page import page
 from lpom.report.pictures import first_layer, png
 from lpom.tables import Features
@@ -200,7 +208,8 @@ def test_a_file_is_split_again_as_it_was(tmp_path, train):
 
     path.unlink()
     (gone,) = report([tmp_path / "run"], tmp_path / "page.html").runs
-    assert "There is no file" in gone["test"]["note"]
+    assert "wine.csv is gone" in gone["test"]["note"]
+    assert str(tmp_path) not in (tmp_path / "page.html").read_text()
 
 
 def test_rows_that_are_judged_otherwise_are_not_those_of_the_run(digits, tmp_path, monkeypatch):
@@ -244,11 +253,136 @@ def test_a_run_cut_in_its_first_epoch_keeps_its_metric(tmp_path, train):
     assert page.runs[0]["metric"] == "r2" and page.runs[0]["history"]["epoch"] == []
 
 
-def test_a_regression_has_no_confusion(tmp_path, train):
-    train(tmp_path / "run", "diabetes")
-    (run,) = report([tmp_path / "run"], tmp_path / "page.html").runs
-    assert run["metric"] == "r2" and "predicts a number" in run["test"]["note"]
-    assert "not pixels" in run["weights"]["note"]
+def test_a_regression_tells_its_errors_and_the_worst_rows(flats, tmp_path):
+    folder, run, frame = flats
+    (told,) = report([folder], tmp_path / "page.html").runs
+    assert told["metric"] == "r2" and told["weights"] is None
+    test = told["test"]
+    (target,) = test["targets"]
+    rows = frame.iloc[[mistake["number"] - 1 for mistake in target["mistakes"]]]
+    np.testing.assert_allclose([m["truth"] for m in target["mistakes"]], rows["rent"])
+    said = run.predictor.predict(rows)
+    np.testing.assert_allclose([m["said"] for m in target["mistakes"]], said, rtol=1e-5)
+    sizes = np.abs(said - rows["rent"])
+    assert (np.diff(sizes) <= 1e-6).all()
+    assert sizes.iloc[0] == pytest.approx(target["errors"]["largest error"], rel=1e-5)
+    for mistake, (_, row) in zip(target["mistakes"], rows.iterrows(), strict=True):
+        cells = dict(zip(test["columns"], mistake["cells"], strict=True))
+        assert cells["district"] == row["district"] and float(cells["area"]) == row["area"]
+    scored = run.config["results"]["test"]
+    assert target["errors"]["mean absolute error"] == pytest.approx(scored["MAE"])
+    assert target["errors"]["root mean squared error"] == pytest.approx(scored["RMSE"])
+    assert len(target["truth"]) == len(target["said"]) == scored_rows(run)
+
+
+def scored_rows(run):
+    return run.config["data"]["rows"]["test"]
+
+
+def test_errors_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth, said = rng.normal(size=(2, 50))
+    told = errors(truth, said)
+    assert told["mean absolute error"] == pytest.approx(metrics.mean_absolute_error(truth, said))
+    assert told["median absolute error"] == pytest.approx(
+        metrics.median_absolute_error(truth, said)
+    )
+    assert told["largest error"] == pytest.approx(metrics.max_error(truth, said))
+    assert told["mean error (predicted - true)"] == pytest.approx((said - truth).mean())
+    assert (np.abs(said - truth) < told["90% of the errors are below"]).mean() == 0.9
+
+
+def test_importance_is_that_of_scikit_learn_and_nothing_for_a_column_without_weight(
+    flats, tmp_path
+):
+    folder, run, frame = flats
+    (told,) = report([folder], tmp_path / "page.html").runs
+    lost = {column["name"]: column["lost"] for column in told["test"]["importances"]}
+    assert list(lost)[:2] == ["area", "district"] and set(lost) == {"area", "district", "floor"}
+    assert told["test"]["columns"] == list(lost)
+    features, rows = run.predictor.features, frame.iloc[-60:]
+    X, y = features.encode(rows), rows["rent"].to_numpy()
+    held = HeldBack(X, y, rows)
+    ours = {c["name"]: c for c in importances(run.predictor, held)}
+    places = features.inputs_of
+    assert sorted(sum(places.values(), [])) == list(range(features.n_inputs))
+    theirs = permutation_importance(
+        run.predictor.estimator, X, y, scoring="r2", n_repeats=20, random_state=0
+    )
+    (k,) = places["area"]
+    assert ours["area"]["lost"] == pytest.approx(theirs.importances_mean[k], rel=0.2)
+    assert len(places["district"]) == 3
+
+    blind = deepcopy(run.predictor)
+    with torch.no_grad():
+        blind.estimator._model[0].weight[:, places["district"]] = 0
+    (found,) = [c for c in importances(blind, held) if c["name"] == "district"]
+    assert found["lost"] == found["spread"] == 0
+
+
+def test_curves_of_thresholds_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    truth = rng.integers(0, 3, 400)
+    shares = rng.dirichlet(np.ones(3), 400) + 0.3 * np.eye(3)[truth]
+    shares /= shares.sum(1, keepdims=True)
+    made = threshold_curves(truth, shares, ("a", "b", "c"))
+    assert [curve["class"] for curve in made] == [0, 1, 2]
+    for k, curve in enumerate(made):
+        is_k = truth == k
+        assert curve["auc"] == pytest.approx(metrics.roc_auc_score(is_k, shares[:, k]))
+        assert curve["average_precision"] == pytest.approx(
+            metrics.average_precision_score(is_k, shares[:, k])
+        )
+        for name in ("roc", "precision_recall"):
+            assert np.diff(curve[name]["x"]).min() >= 0 and len(curve[name]["x"]) <= 100
+        assert np.trapezoid(curve["roc"]["y"], curve["roc"]["x"]) == pytest.approx(
+            curve["auc"], abs=0.02
+        )
+    (second,) = threshold_curves(truth % 2, shares[:, :2], ("a", "b"))
+    assert second["class"] == 1
+    assert threshold_curves(np.zeros(5, int), np.ones((5, 2)), ("a", "b")) == []
+
+
+def test_calibration_is_the_share_of_right_answers_among_those_equally_sure():
+    sure = np.array([0.95, 0.95, 0.95, 0.95, 0.62, 0.68, 1.0])
+    right = np.array([1, 1, 1, 0, 0, 1, 1])
+    told = calibration(sure, right.astype(bool))
+    assert told["counts"] == [2, 5]
+    np.testing.assert_allclose(told["sure"], [0.65, 0.96])
+    np.testing.assert_allclose(told["right"], [0.5, 0.8])
+    assert told["error"] == pytest.approx((2 * 0.15 + 5 * 0.16) / 7)
+
+
+def test_wrong_rows_of_a_table_are_shown_with_their_contents(tmp_path, train):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=300).round(3), "note": rng.choice(["p", "q"], 300)})
+    frame["kind"] = np.where(frame["x"] + rng.normal(size=300) > 0, "up", "down")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    train(tmp_path / "run", tmp_path / "t.csv", target="kind", epochs=10)
+    test = report([tmp_path / "run"], tmp_path / "page.html").runs[0]["test"]
+    assert test["n_wrong"] > 3 and sorted(test["columns"]) == ["note", "x"]
+    for mistake in test["mistakes"]:
+        row = frame.iloc[mistake["number"] - 1]
+        cells = dict(zip(test["columns"], mistake["cells"], strict=True))
+        assert (float(cells["x"]), cells["note"]) == (row["x"], row["note"])
+        assert test["classes"][mistake["truth"]] == row["kind"]
+
+
+def test_several_labels_have_a_line_each(tmp_path, train):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(200, 3)), columns=list("abc"))
+    frame["up"] = np.where(frame["a"] > 0, "yes", "no")
+    frame["down"] = np.where(frame["b"] > 0, "yes", "no")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    run = train(tmp_path / "run", tmp_path / "t.csv", target=("up", "down"), epochs=20)
+    test = report([tmp_path / "run"], tmp_path / "page.html").runs[0]["test"]
+    X, truth = prepare(str(tmp_path / "t.csv"), target=("up", "down")).test
+    said = run.predictor.estimator.predict(X)
+    assert [label["name"] for label in test["labels"]] == ["up", "down"]
+    for j, label in enumerate(test["labels"]):
+        assert label["rows"] == truth[:, j].sum()
+        assert label["recall"] == pytest.approx(recall_score(truth[:, j], said[:, j]))
+        assert label["precision"] == pytest.approx(metrics.precision_score(truth[:, j], said[:, j]))
 
 
 def test_settings_are_grouped_and_complete(digits):

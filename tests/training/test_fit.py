@@ -57,6 +57,47 @@ def test_measured_loss_and_accuracy_are_those_of_torch(digits):
     assert accuracy == pytest.approx(float((outputs.argmax(1) == y).double().mean()))
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        LPOM(weights=Adaptive(optimizer="sgd", learning_rate=0.1)),
+        "sgd",
+        lpom.methods.get("mac", weights="adaptive", optimizer="sgd", learning_rate=0.1),
+    ],
+    ids=["lpom", "sgd", "mac"],
+)
+def test_weight_decay_is_the_gradient_of_half_the_square_on_matrices_alone(digits, method):
+    """One step of an optimiser without memory: c W is added to the gradients of matrices."""
+    (X, y), _ = digits
+    method = lpom.methods.get(method)
+    rate = method.get_params().get("learning_rate") or method.weights.learning_rate
+    start = lpom.mlp([64, 30, 10], "tanh", seed=0)
+    steps = []
+    for decay in (0.0, 0.5):
+        model = deepcopy(start)
+        lpom.fit(
+            model,
+            X[:50],
+            y[:50],
+            method=method,
+            epochs=1,
+            batch_size=50,
+            weight_decay=decay,
+            seed=0,
+        )
+        steps.append(weights(model))
+    for before, free, held in zip(weights(start), *steps, strict=True):
+        expected = -rate * 0.5 * before if before.ndim == 2 else torch.zeros_like(before)
+        torch.testing.assert_close(held - free, expected, atol=2e-6, rtol=1e-4)
+    with pytest.raises(ValueError, match="weight_decay must be a number of at least 0"):
+        lpom.fit(start, X[:50], y[:50], weight_decay=-1.0)
+
+
+def test_printed_a_result_is_one_line(digits):
+    result = lpom.fit(lpom.mlp([64, 5, 10], seed=0), *digits[1], epochs=2, seed=0)
+    assert repr(result).startswith("<Result: finished after ") and len(repr(result)) < 120
+
+
 def test_prediction_is_a_plain_forward_pass(digits):
     """The trained weights in a network made of torch alone say the same: no label takes part."""
     train, (X, _) = digits

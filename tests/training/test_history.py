@@ -31,6 +31,19 @@ def test_columns():
         history().column("los")
 
 
+def test_a_frame_has_a_row_per_epoch_and_a_column_per_layer():
+    frame = history().to_frame()
+    assert list(frame.index) == [1, 2] and frame["loss"].tolist() == [1.0, 0.5]
+    assert frame[["gap 1", "gap 2", "rate 1", "rate 2"]].iloc[0].tolist() == [0.1, 0.2, 1.5, 0.05]
+    assert History("r2").to_frame().empty
+
+
+def test_printed_it_is_a_line_and_not_all_epochs():
+    assert repr(History("r2")) == "<History: 0 epochs>"
+    told = "<History: 2 epochs, loss 0.5, r2 0.5, validation loss 1, validation r2 0.4>"
+    assert repr(history()) == told
+
+
 def test_a_file_is_replaced_whole(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")

@@ -130,6 +130,29 @@ NetworkOptions: TypeAlias = Annotated[
         "--network-option", help="OPTION=VALUE of the network, e.g. width=0.25; may be repeated."
     ),
 ]
+MethodName: TypeAlias = Annotated[
+    str, typer.Option(metavar="NAME", help="See lpom methods.", rich_help_panel=TRAINING)
+]
+LossName: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="Else as the target asks for.", rich_help_panel=TRAINING),
+]
+ClassWeight: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WEIGHTS",
+        help="balanced, or one per class: yes=3,no=1.",
+        rich_help_panel=TRAINING,
+    ),
+]
+Seed: TypeAlias = Annotated[
+    int,
+    typer.Option(metavar="N", help="Of weights, batches and splits.", rich_help_panel=TRAINING),
+]
+Device: TypeAlias = Annotated[
+    str,
+    typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
+]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
 
@@ -147,6 +170,14 @@ def widths(text: str) -> tuple[int, ...]:
     return () if text == "none" else numbers("--hidden", text, int)
 
 
+def class_weight(text: str | None) -> str | dict[str, float] | None:
+    """Weights of classes in a text like "yes=3,no=1"; another text is left as it is."""
+    if text is None or "=" not in text:
+        return text
+    found = pairs("--class-weight", "yes=3,no=1", text.split(","))
+    return {name: numbers("--class-weight", part, float)[0] for name, part in found.items()}
+
+
 def pairs(option: str, example: str, texts: Sequence[str] | None) -> dict[str, str]:
     """NAME=VALUE texts as a mapping."""
     made = {}
@@ -156,6 +187,18 @@ def pairs(option: str, example: str, texts: Sequence[str] | None) -> dict[str, s
             raise ValueError(f"{option} takes NAME=VALUE, e.g. {example}, got {text!r}.")
         made[name] = value
     return made
+
+
+def given(context: typer.Context) -> dict[str, Any]:
+    """What the user wrote: values by the option as it is spelled, an argument by its name."""
+    found = {}
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            spelled = [option for option in parameter.opts if option.startswith("--")]
+            found[spelled[0] if spelled else name.upper()] = context.params[name]
+    return found
 
 
 def value(text: str) -> Any:

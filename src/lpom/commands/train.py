@@ -76,9 +76,7 @@ def train(
     ] = None,
     activation: options.ActivationName = "relu",
     output_activation: options.OutputActivation = "identity",
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="See lpom methods.", rich_help_panel=TRAINING)
-    ] = "lpom",
+    method: options.MethodName = "lpom",
     mu: Annotated[
         str | None,
         typer.Option(
@@ -100,26 +98,16 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = None,
-    loss: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Else as the target asks for.", rich_help_panel=TRAINING),
-    ] = "auto",
+    loss: options.LossName = "auto",
     alpha: Annotated[
-        float | None,
+        float,
         typer.Option(
             metavar="NUMBER",
-            help="Strength of the L2 penalty on weights (0.1).",
+            help="Strength of the L2 penalty on weights.",
             rich_help_panel=TRAINING,
         ),
-    ] = None,
-    class_weight: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WEIGHTS",
-            help="balanced, or one per class: yes=3,no=1.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None,
+    ] = Settings.alpha,
+    class_weight: options.ClassWeight = None,
     epochs: options.AsNeeded = None,
     batch_size: options.AsNeeded = None,
     early_stopping: Annotated[
@@ -131,14 +119,8 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = True,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", help="Of weights, batches and splits.", rich_help_panel=TRAINING),
-    ] = 0,
-    device: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
-    ] = "auto",
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
     data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
@@ -200,7 +182,7 @@ def train(
         learning_rate=learning_rate,
         loss=loss,
         alpha=alpha,
-        class_weight=_class_weight(class_weight),
+        class_weight=options.class_weight(class_weight),
         epochs=epochs,
         batch_size=batch_size,
         early_stopping=early_stopping,
@@ -302,7 +284,7 @@ def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
 
 
 def _check_alone(context: typer.Context) -> None:
-    for option in _given(context):
+    for option in options.given(context):
         if option not in ("--resume", "--quiet"):
             raise ValueError(
                 f"--resume takes all settings from the run itself. Leave {option} out."
@@ -310,31 +292,13 @@ def _check_alone(context: typer.Context) -> None:
 
 
 def _check_no_columns(context: typer.Context) -> None:
-    for option in _given(context):
+    for option in options.given(context):
         if option in _OF_FILES:
             raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
 
 
-def _given(context: typer.Context) -> list[str]:
-    """The options that the user wrote, as they are spelled."""
-    given = []
-    for parameter in context.command.params:
-        source = context.get_parameter_source(str(parameter.name))
-        if source is not None and source.name != "DEFAULT":
-            names = [name for name in parameter.opts if name.startswith("--")]
-            given.append(names[0] if names else str(parameter.name).upper())
-    return given
-
-
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:
     return values[0] if len(values) == 1 else list(values)
-
-
-def _class_weight(text: str | None) -> str | dict[str, float] | None:
-    if text is None or "=" not in text:
-        return text
-    found = options.pairs("--class-weight", "yes=3,no=1", text.split(","))
-    return {name: options.numbers("--class-weight", part, float)[0] for name, part in found.items()}
 
 
 def _header(data: Prepared, settings: Settings) -> str:

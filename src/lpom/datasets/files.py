@@ -202,7 +202,7 @@ def _without_index(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_parquet(path: Path) -> Table:
-    parquet = require("pyarrow.parquet", "Reading .parquet files", "pyarrow")
+    parquet = require("pyarrow.parquet", "Reading .parquet files")
     try:
         file = parquet.ParquetFile(path)
         cells = file.metadata.num_rows * file.metadata.num_columns
@@ -220,7 +220,7 @@ def _read_parquet(path: Path) -> Table:
 def _read_excel(path: Path) -> Table:
     import pandas as pd
 
-    openpyxl = require("openpyxl", "Reading .xlsx files", "openpyxl")
+    openpyxl = require("openpyxl", "Reading .xlsx files")
     check_zip(path)
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)

@@ -24,7 +24,6 @@ from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP, as_numpy
-from lpom.estimators.penalty import L2Penalty
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
@@ -65,7 +64,7 @@ class BaseMLP(FittedMLP, ABC):
     method: str | Method[Any] = "lpom"
     loss: str | Loss = "auto"
     output_activation: str | Activation = "identity"
-    alpha: float | None = None
+    alpha: float = 0.1
     batch_size: int | str = "auto"
     learning_rate_init: float | None = None
     max_iter: int = 200
@@ -205,25 +204,25 @@ class BaseMLP(FittedMLP, ABC):
         train, held_out = self._hold_out(X, targets)
         rows = self._rows_per_step(train[0].shape[0], method)
         counted = rows if train[2] is None else rows * float(np.mean(train[2]))
-        with L2Penalty(self._model, self.alpha, counted, method.name) as penalty:
-            self.result_ = fit(
-                self._model,
-                *train[:2],
-                sample_weight=train[2],
-                validation_data=held_out,
-                method=method,
-                loss=self.loss,
-                epochs=1 if partial else int(self.max_iter),
-                batch_size=rows,
-                seed=self._seed(),
-                device=self.device,
-                callbacks=[penalty.check, *([self._say] if self.verbose else []), *callbacks],
-                early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
-                progress=progress,
-                state=state,
-                endless=partial,  # a stream has no end to plan for
-                checkpoint=None if partial else self.checkpoint,
-            )
+        self.result_ = fit(
+            self._model,
+            *train[:2],
+            sample_weight=train[2],
+            validation_data=held_out,
+            method=method,
+            loss=self.loss,
+            weight_decay=self.alpha / counted,
+            epochs=1 if partial else int(self.max_iter),
+            batch_size=rows,
+            seed=self._seed(),
+            device=self.device,
+            callbacks=[*([self._say] if self.verbose else []), *callbacks],
+            early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
+            progress=progress,
+            state=state,
+            endless=partial,  # a stream has no end to plan for
+            checkpoint=None if partial else self.checkpoint,
+        )
         self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
 
@@ -231,11 +230,15 @@ class BaseMLP(FittedMLP, ABC):
         check_number("max_iter", self.max_iter, whole=True)
         check_number("n_iter_no_change", self.n_iter_no_change, whole=True)
         check_number("tol", self.tol, strict=False)
-        if self.alpha is not None:
-            check_number("alpha", self.alpha, strict=False)
+        check_number("alpha", self.alpha, strict=False)
         if self.batch_size != "auto":
             check_number("batch_size, unless 'auto',", self.batch_size, whole=True)
         method = methods.get(self.method)
+        if self.alpha not in (0, BaseMLP.alpha) and not _takes_gradient_steps(method):
+            raise ValueError(
+                f"method {method.name!r} with these settings solves for its weights and takes no "
+                f"gradient that alpha={self.alpha!r} could be added to. Leave alpha out."
+            )
         if self.early_stopping and not 0 < self.validation_fraction < 1:
             raise ValueError(
                 "validation_fraction must be a number between 0 and 1, "
@@ -304,6 +307,11 @@ class BaseMLP(FittedMLP, ABC):
         if epoch.validation_score is not None:
             text += f", validation score {epoch.validation_score:.4f}"
         print(f"{text}, {epoch.samples_per_second:,.0f} samples/s")
+
+
+def _takes_gradient_steps(method: Method[Any]) -> bool:
+    """Which a method has a learning rate for."""
+    return any(name.split("__")[-1] == "learning_rate" for name in method.get_params())
 
 
 def _same(a: Method[Any], b: Method[Any] | None) -> bool:

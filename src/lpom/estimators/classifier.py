@@ -39,9 +39,11 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         "auto" is cross-entropy, binary for two classes (with one output) and for labels; squared
         where ``output_activation`` is bounded and can't give logits.
     output_activation : name or Activation of the last layer
-    alpha : strength of the L2 penalty on the weights, as in scikit-learn: ``alpha / 2`` times
-        their squared norm, divided by the rows of a batch, is added to the mean loss. None: 0.1,
-        or nothing for a method that takes no gradient
+    alpha : float, default 0.1
+        Strength of the L2 penalty on the weights, as in scikit-learn: ``alpha / 2`` times their
+        squared norm, divided by the rows of a batch, is added to the mean loss. Methods that solve
+        for their weights (bcd, admm, ``LPOM(weights="exact")``) have a ridge instead and take no
+        other alpha
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
     max_iter : most epochs, which is also what the learning-rate schedule spans

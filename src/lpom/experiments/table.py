@@ -65,7 +65,7 @@ def markdown(rows: Sequence[Row], n_seeds: int, score: str) -> str:
     ]
     body = [_cells(row, n_seeds, score) for row in (*done, *rest)]
     settings = "\n".join(f"- {row.method}: {row.settings()}" for row in rows if row.settings())
-    return f"{_align(head, body)}\n\n{_legend(rows, n_seeds, score)}\n\n{settings}"
+    return f"{aligned(head, body)}\n\n{_legend(rows, n_seeds, score)}\n\n{settings}"
 
 
 def _cells(row: Row, n_seeds: int, score: str) -> list[str]:
@@ -112,7 +112,7 @@ def _number(value: float) -> str:
     return f"{value:.4f}"
 
 
-def _align(head: list[str], body: list[list[str]]) -> str:
+def aligned(head: list[str], body: list[list[str]]) -> str:
     """Columns of equal width, all but the last, which may be long."""
     widths = [max(map(len, column)) for column in zip(head, *body, strict=True)][:-1] + [0]
     lines = [head, ["-" * max(width, 3) for width in widths], *body]

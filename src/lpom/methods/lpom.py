@@ -320,7 +320,7 @@ class LPOM(Method[LPOMState]):
     def _update(self, states: States, state: LPOMState) -> None:
         if state.optimizer is not None:
             states.drop_old_gradients()
-            state.optimizer.step()
+            state.follow_gradients()
             if self.penalties is not None:
                 state.penalised.follow(state.optimizer)
         states.weights_moved()

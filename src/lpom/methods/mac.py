@@ -201,7 +201,7 @@ class MAC(Method[MACState]):
                 if parameter.requires_grad:
                     own, old = as_gradient(parameter, gradient), parameter.grad
                     parameter.grad = own if old is None else old + own
-        state.optimizer.step()
+        state.follow_gradients()
 
 
 def gradient_states(

@@ -25,11 +25,13 @@ class OptimizerState(State):
     """A state whose memory is that of its optimiser.
 
     Its rates follow the named ``schedule``, at the trainer's hand, or torch's scheduler.
+    ``weight_decay`` is that of :func:`lpom.fit`.
     """
 
     optimizer: torch.optim.Optimizer | None = None
     schedule: str = field(default="constant", metadata={"from_settings": True})
     scheduler: LRScheduler | None = field(default=None, metadata={"from_settings": True})
+    weight_decay: float = field(default=0.0, metadata={"from_settings": True})
 
     def make(
         self,
@@ -45,6 +47,21 @@ class OptimizerState(State):
             self.scheduler = schedule(self.optimizer)
         else:
             self.schedule = schedule
+
+    @torch.no_grad()
+    def follow_gradients(self) -> None:
+        r"""Let the optimiser take a step along the gradients that the weights hold.
+
+        Those of matrices and kernels are, with the decay c, of the loss
+        :math:`+ \frac{c}{2} \|W\|^2`: :math:`c W` is added.
+        """
+        assert self.optimizer is not None  # init made it
+        if self.weight_decay:
+            for group in self.optimizer.param_groups:
+                for W in group["params"]:
+                    if W.ndim > 1 and W.grad is not None:
+                        W.grad = W.grad.add(W, alpha=self.weight_decay)
+        self.optimizer.step()
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:
@@ -104,7 +121,7 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     if batch.weight is not None:
         pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
     outputs.backward(pull)  # type: ignore[no-untyped-call]
-    state.optimizer.step()
+    state.follow_gradients()
     return detached
 
 

@@ -7,7 +7,10 @@ from itertools import accumulate
 from typing import Any
 
 from lpom.exceptions import LPOMError
-from lpom.report.judging import HeldBack, Load, held_back, judge
+from lpom.report.classes import judge_classes
+from lpom.report.importance import SHOWN, importances
+from lpom.report.judging import HeldBack, Load, held_back
+from lpom.report.numbers import judge_labels, judge_numbers
 from lpom.report.pictures import first_layer
 from lpom.runs import Run, network_text
 from lpom.tables import Classes
@@ -33,6 +36,9 @@ def describe(name: str, run: Run, load: Load) -> dict[str, Any]:
         "name": name,
         "metric": run.history.metric,
         "data": config["data"]["name"],
+        "target": config["data"]["target"],
+        "method": config["method"]["name"],
+        "seconds": timing["training_seconds"],
         "results": {
             part: {"rows": config["data"]["rows"][part], **values}
             for part, values in config["results"].items()
@@ -98,21 +104,30 @@ def _timings(run: Run) -> dict[str, dict[str, str]]:
 
 
 def _test(run: Run, rows: HeldBack | str) -> dict[str, Any]:
-    if not isinstance(run.predictor.target, Classes):
-        return {"note": "This run predicts a number, so there is no confusion of classes to show."}
+    """What became of the test rows, and which columns mattered for it."""
     if isinstance(rows, str):
         return {"note": rows}
+    target = run.predictor.target
+    found = importances(run.predictor, rows)
+    ranked = [column["name"] for column in found]
     try:
-        return judge(run, rows)
+        if isinstance(target, Classes):
+            judged = judge_classes(run, rows, ranked)
+        elif target.task == "regression":
+            judged = judge_numbers(run, rows, ranked)
+        else:
+            judged = judge_labels(run, rows)
     except _UNREADABLE as error:
         return {"note": f"{_NO_ROWS}: {error}"}
+    return judged | {"importances": found[:SHOWN], "n_columns": len(found)}
 
 
-def _weights(run: Run, rows: HeldBack | str) -> dict[str, Any]:
+def _weights(run: Run, rows: HeldBack | str) -> dict[str, Any] | None:
+    """Pictures of what the first layer looks at, where it looks at pictures."""
     if isinstance(rows, str):
         return {"note": "The data set is not available, so the weights cannot be shown as images."}
     if rows.data is None or rows.data.image_shape is None:
-        return {"note": "The inputs are not pixels, so the first layer has no images to show."}
+        return None
     if next(run.predictor.model.parameters()).ndim != 2:
         return {"note": "The first layer is a convolution, so no unit of it looks at all pixels."}
     return first_layer(run.predictor, rows.data)

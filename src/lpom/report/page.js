@@ -10,6 +10,10 @@ const MOST_CLASSES = 40; // that a confusion matrix has room for
 const COLORS = 6; // of the style sheet; further runs get hues far from each other
 const color = (k) => (k < COLORS ? `var(--c${k})` : `hsl(${(k * 137.5) % 360} 65% 50%)`);
 const several = runs.length > 1;
+const phone = matchMedia("(max-width: 34rem)").matches;
+const byMethod = new Set(runs.map((run) => run.method)).size > 1;
+const label = (run) => (byMethod && !run.name.includes(run.method)
+  ? `${run.name} (${run.method})` : run.name);
 const metricName = (metric) => (metric === "r2" ? "R²" : metric);
 const metricFormat = (metric) => (metric === "r2" ? short : percent);
 const grouped = (value) => value.toLocaleString("en"); // 10,000
@@ -22,6 +26,17 @@ const note = (text) => make("p", { class: "note" }, text);
 function section(id, title, ...children) {
   const heading = make("h2", { id }, title);
   main.append(make("section", { "aria-labelledby": id }, heading, ...children));
+}
+
+/** A part below a heading that can be folded away, as it is on a phone. */
+function part(heading, ...children) {
+  return make("details", { class: "part", open: phone ? null : "" },
+    make("summary", {}, heading), ...children);
+}
+
+/** A whole section of that kind. */
+function foldedSection(id, title, ...children) {
+  main.append(make("section", { "aria-labelledby": id }, part(make("h2", { id }, title), ...children)));
 }
 
 function swatch(k) {
@@ -115,7 +130,8 @@ function curvesOf(column, abscissa, chosen) {
       if (!y || y.every((value) => value === null)) continue;
       const validation = what === "validation";
       curves.push({
-        name: several ? `${run.name}, ${what}` : what,
+        name: several ? `${label(run)}, ${what}` : what,
+        width: 2 + Math.min(2 * (runs.length - 1 - k), 6), // so that the last hides none below it
         x: history[abscissa], y,
         color: several ? color(k) : color(validation ? VALIDATION : TRAINING),
         dash: validation ? null : "6 4",
@@ -139,7 +155,7 @@ function learningCurves() {
     plots.push(
       plot({ title: `${capital(name)} per epoch`, format, ...overEpochs },
         curvesOf("score", "epoch", chosen)),
-      plot({ title: `${capital(name)} per second`, format, ...overSeconds },
+      plot({ title: `${capital(name)} over time`, format, ...overSeconds },
         curvesOf("score", "elapsed", chosen)));
   }
   plots.push(
@@ -170,7 +186,7 @@ function layerCurves(column, choice) {
     return history[column].map((y, i) => ({ name: `layer ${i + 1}`, x: history.epoch, y,
       color: layerColor(i, history[column].length) }));
   }
-  return runs.map((run, k) => ({ name: run.name, x: run.history.epoch,
+  return runs.map((run, k) => ({ name: label(run), x: run.history.epoch,
     y: run.history[column][choice.layer], color: color(k) })).filter((curve) => curve.y);
 }
 
@@ -191,8 +207,9 @@ function layers() {
   const gaps = plot({ title: "Gap per sample", ...options }, layerCurves("gaps", choices[0]));
   const rates = plot({ title: "Contraction rate", mark: 1, ...options }, layerCurves("rates", choices[0]));
   const children = [make("p", { class: "quiet" }, "A layer's gap is zero when its states are what " +
-    "the network computes. Below a rate of 1 the plain iteration of that layer's states " +
-    "contracts; above 1 it may diverge, which the safe step prevents.")];
+    "the network computes. Below a rate of 1 many plain sweeps over the states would come to " +
+    "rest by themselves. One sweep a step, the default, also trains well above it, and the safe " +
+    "step does in any case.")];
   if (several) {
     const select = make("select", { id: "layer-choice" },
       ...choices.map((choice, k) => make("option", { value: k }, choice.text)));
@@ -204,7 +221,7 @@ function layers() {
     children.push(make("p", { class: "choice" },
       make("label", { for: "layer-choice" }, "Show "), select));
   }
-  section("layers", "Layers", ...children,
+  foldedSection("layers", "Layers", ...children,
     make("div", { class: "plots" }, gaps.element, rates.element));
 }
 
@@ -259,22 +276,133 @@ function recallTable(test) {
 }
 
 function mistakes(test) {
-  const item = (mistake) => {
-    const truth = test.classes[mistake.truth], said = test.classes[mistake.said];
-    const sure = percentOf(1)(mistake.share);
-    const words = `Test row ${mistake.row + 1}: ${truth}, taken for ${said} with ${sure}`;
-    const picture = mistake.picture
-      ? [make("img", { src: mistake.picture, alt: words, title: words })] : [];
-    return make("li", {}, ...picture, make("span", {}, `${truth} → ${said}`),
-      make("span", { class: "quiet" }, picture.length ? sure : `${sure}, row ${mistake.row + 1}`));
-  };
   if (!test.n_wrong) return [note("No sample of the test rows was mistaken.")];
   const shown = test.mistakes.length;
+  const which = `${grouped(test.n_wrong)} of ${grouped(test.n)} test rows are wrong; ${
+    shown === test.n_wrong ? "all of them" : `the ${shown} most confident ones`}`;
+  const name = (k) => test.classes[k];
+  if (!test.columns.length) {
+    const item = (mistake) => {
+      const sure = percentOf(1)(mistake.share);
+      const turn = `${name(mistake.truth)} → ${name(mistake.said)}`;
+      const words = `Test row ${mistake.number}: ${turn}, with ${sure}`;
+      return make("li", {}, make("img", { src: mistake.picture, alt: words, title: words }),
+        make("span", {}, turn), make("span", { class: "quiet" }, sure));
+    };
+    return [make("p", { class: "quiet" }, `${which}, true class → prediction, with its probability:`),
+      make("ul", { class: "pictures mistakes" }, ...test.mistakes.map(item))];
+  }
+  const rows = test.mistakes.map((mistake) => [mistake.number, name(mistake.truth),
+    name(mistake.said), mistake.share, ...mistake.cells]);
+  return [make("p", { class: "quiet" }, `${which}, with what stands in ${mattering(test)}:`),
+    sortable(table("Wrong rows", ["row", "true", "predicted", "probability", ...test.columns], rows,
+      { class: "rows", formats: { 0: grouped, 3: percentOf(1) } }), rows)];
+}
+
+const mattering = (test) => (test.columns.length < test.n_columns
+  ? `the ${test.columns.length} columns that matter most` : "their columns");
+
+/** Two plots about thresholds, and one about probabilities. */
+function probabilities(test) {
+  const shared = { format: percent, xFormat: percent };
+  const curves = (field, value) => test.curves.map((curve, k) => ({ plain: true, color: color(k),
+    name: `${test.classes[curve.class]} (${short(Number(curve[value].toFixed(3)))})`, ...curve[field] }));
+  const straight = { name: "chance", x: [0, 1], y: [0, 1], dash: "2 4", plain: true,
+    color: "var(--quiet)" };
+  const { calibration } = test;
+  const plots = [
+    plot({ title: "How sure, and how often right", xLabel: "probability of the answer", ...shared },
+      [{ name: "right answers", x: calibration.sure, y: calibration.right, color: color(0) },
+        { ...straight, name: "calibrated", x: [calibration.sure[0], 1], y: [calibration.sure[0], 1] }]),
+  ];
+  if (test.curves.length) {
+    plots.unshift(
+      plot({ title: "ROC curve (area)", xLabel: "share of others taken for it", ...shared },
+        [...curves("roc", "auc"), straight]),
+      plot({ title: "Precision and recall (average precision)", xLabel: "recall", ...shared },
+        curves("precision_recall", "average_precision")));
+  }
+  return [make("p", { class: "quiet" }, "Left to right: every threshold on the probability " +
+    `${test.classes.length > 2 ? "of one class against the rest" : `of ${test.classes[1]}`}, and ` +
+    "how far probabilities can be trusted: answers that are 80 % sure should be right in 80 % of " +
+    `the rows. The mean distance from that is ${percent(Number(calibration.error.toFixed(3)))}.`),
+  make("div", { class: "plots" }, ...plots.map((made) => made.element))];
+}
+
+/** Predicted against true, residuals, errors in units and the worst rows of one target. */
+function numbersOf(target, test) {
+  const order = target.truth.map((_, i) => i).sort((i, j) => target.truth[i] - target.truth[j]);
+  const truth = order.map((i) => target.truth[i]), said = order.map((i) => target.said[i]);
+  const bySaid = order.map((_, i) => i).sort((i, j) => said[i] - said[j]);
+  const [low, high] = [truth[0], truth.at(-1)];
+  const rows = target.mistakes.map((mistake) => [mistake.number, mistake.truth, mistake.said,
+    mistake.said - mistake.truth, ...mistake.cells]);
   return [
-    make("p", { class: "quiet" }, `${grouped(test.n_wrong)} of ` +
-      `${grouped(test.n)} test rows are wrong; ${shown === test.n_wrong ? "all of them"
-        : `the ${shown} most confident ones`}, true class → prediction, with its probability:`),
-    make("ul", { class: "pictures mistakes" }, ...test.mistakes.map(item))];
+    ...(test.targets.length > 1 ? [make("h3", {}, target.name)] : []),
+    make("div", { class: "plots" },
+      plot({ title: "Predicted against true", xLabel: `true ${target.name}` },
+        [{ name: "test rows", x: truth, y: said, points: true, color: color(0) },
+          { name: "as they should be", x: [low, high], y: [low, high], dash: "2 4", plain: true,
+            color: "var(--quiet)" }]).element,
+      plot({ title: "Residuals", xLabel: `predicted ${target.name}`, mark: 0 },
+        [{ name: "predicted − true", points: true, color: color(1), x: bySaid.map((i) => said[i]),
+          y: bySaid.map((i) => said[i] - truth[i]) }]).element),
+    table(`Errors, in units of ${target.name}`, ["", "test rows"], Object.entries(target.errors),
+      { class: "errors" }),
+    part(make("h3", {}, "Worst rows"),
+      make("p", { class: "quiet" }, `The ${rows.length} largest errors of ${grouped(target.n)} test ` +
+        `rows, with what stands in ${mattering(test)}.`),
+      sortable(table("Worst rows", ["row", "true", "predicted", "error", ...test.columns], rows,
+        { class: "rows", formats: { 0: grouped } }), rows)),
+  ];
+}
+
+function labelTable(test) {
+  const rows = test.labels.map((label) => [label.name, label.rows, label.recall, label.precision]);
+  return table("Labels on the test rows", ["label", "rows", "recall", "precision"], rows,
+    { formats: { 1: grouped, 2: percentOf(1), 3: percentOf(1) } });
+}
+
+/** What is lost when a column is shuffled, as bars. */
+function importance(test, metric) {
+  const most = Math.max(...test.importances.map((column) => column.lost), 1e-12);
+  const format = metric === "r2" ? (value) => value.toFixed(3) : percentOf(1);
+  const line = (column) => make("tr", {}, make("th", { scope: "row" }, column.name),
+    make("td", { class: "number" }, `${format(column.lost)} ± ${format(column.spread)}`),
+    make("td", { class: "bar" }, make("i", { style: {
+      width: `${100 * Math.max(column.lost, 0) / most}%` } })));
+  const shown = test.importances.length;
+  return [make("p", { class: "quiet" }, `${capital(metricName(metric))} lost on the test rows when the values of one column are shuffled, ` +
+    `mean and standard deviation of five times${
+      shown < test.n_columns ? `; the ${shown} largest of ${test.n_columns} columns` : ""}.`),
+  make("div", { class: "wide" }, make("table", { class: "importance" },
+    make("caption", {}, "Importance of columns"), make("tbody", {}, ...test.importances.map(line))))];
+}
+
+/** Scores of the run beside those of an answer that is always the same. */
+function scores(run) {
+  const { baseline } = run.results.test;
+  if (!baseline) return [];
+  const rows = Object.keys(baseline).filter((name) => name !== "answer").map((name) =>
+    [name, scoreFormat(name)(run.results.test[name]), scoreFormat(name)(baseline[name])]);
+  return [table(`Scores on the test rows${run.metric === "r2" ? `, errors in units of ${run.target}` : ""}`,
+    ["", "this run", baseline.answer], rows, { class: "scores" })];
+}
+
+const scoreFormat = (name) => (name.endsWith("accuracy") ? percentOf(2) : short);
+
+/** All runs in a table that its headers sort. */
+function sideBySide() {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.results.test)))]
+    .filter((name) => !["rows", "loss", "score", "baseline"].includes(name));
+  const head = ["run", "method", ...names, "test loss", "epochs", "seconds"];
+  const rows = runs.map((run) => [run.name, run.method,
+    ...names.map((name) => run.results.test[name] ?? null), run.results.test.loss,
+    run.history.epoch.length, run.seconds]);
+  const formats = [null, null, ...names.map(scoreFormat), short, grouped, short];
+  section("results", "Side by side",
+    make("p", { class: "quiet" }, "On the test rows. Click a header to sort."),
+    sortable(table("Results of all runs", head, rows, { formats, class: "rows" }), rows));
 }
 
 function weightPictures(weights) {
@@ -295,22 +423,32 @@ function weightPictures(weights) {
 }
 
 function runDetails(run, k) {
-  const title = several ? [swatch(k), " ", run.name] : ["Test data and weights"];
+  const title = several ? [swatch(k), " ", run.name] : ["Test rows"];
   const parts = [];
+  parts.push(...scores(run));
   if (run.test.note) parts.push(note(run.test.note));
+  else if (run.test.kind === "numbers") {
+    parts.push(...run.test.targets.flatMap((target) => numbersOf(target, run.test)));
+  } else if (run.test.kind === "labels") parts.push(labelTable(run.test));
   else {
     parts.push(make("div", { class: "pair" },
       make("div", {}, make("h3", {}, "Confusion matrix"),
         run.test.classes.length <= MOST_CLASSES ? confusion(run.test)
           : note(`A matrix of ${run.test.classes.length} classes would be too large to read.`)),
-      make("div", {}, make("h3", {}, "Classes"),
+      part(make("h3", {}, "Classes"),
         make("p", { class: "quiet" }, "Recall is the share of a class that was found, precision " +
           "the share of its predictions that are right. Click a header to sort."),
         recallTable(run.test))),
-    make("h3", {}, "Worst mistakes"), ...mistakes(run.test));
+    part(make("h3", {}, "Worst mistakes"), ...mistakes(run.test)),
+    part(make("h3", {}, "Probabilities"), ...probabilities(run.test)));
   }
-  parts.push(make("h3", {}, "First-layer weights"),
-    ...(run.weights.note ? [note(run.weights.note)] : weightPictures(run.weights)));
+  if (run.test.importances?.length) {
+    parts.push(part(make("h3", {}, "Importance of columns"), ...importance(run.test, run.metric)));
+  }
+  if (run.weights) {
+    parts.push(part(make("h3", {}, "First-layer weights"),
+      ...(run.weights.note ? [note(run.weights.note)] : weightPictures(run.weights))));
+  }
   parts.push(epochTable(run));
   section(`run-${k + 1}`, "", ...parts);
   document.getElementById(`run-${k + 1}`).append(...title);
@@ -346,7 +484,8 @@ function comparisons(id, title, field, marked) {
     return made;
   };
   const groups = [...new Set(runs.flatMap((run) => Object.keys(run[field])))];
-  section(id, title, ...(mark ? [make("p", { class: "quiet" }, "≠ marks what differs.")] : []),
+  foldedSection(id, title,
+    ...(mark ? [make("p", { class: "quiet" }, "≠ marks what differs.")] : []),
     make("div", { class: several ? "stack" : "columns" }, ...groups.map(named)));
 }
 
@@ -357,6 +496,7 @@ function contents() {
 }
 
 cards();
+if (several) sideBySide();
 learningCurves();
 layers();
 runs.forEach(runDetails);

@@ -66,7 +66,8 @@ function logTicks(low, high) {
 }
 
 /**
- * One plot. `curves` is a list of {name, x, y, color, dash}; null in y leaves a hole.
+ * One plot. `curves` is a list of {name, x, y, color, dash, width}; null in y leaves a hole. A curve
+ * with `points` is dots without a line, one that is `plain` a line without dots.
  * Options: id, title, xLabel, log, whole (x counts something), format (of y), xFormat, mark (a y
  * to draw a line at). The x of a curve never falls.
  */
@@ -145,7 +146,7 @@ class Plot {
       });
     }
     if (low > high) [low, high] = [1, 2];
-    if (this.options.mark && !this.zoom) {
+    if (this.options.mark !== undefined && !this.zoom) {
       [low, high] = [Math.min(low, this.options.mark), Math.max(high, this.options.mark)];
     }
     if (this.options.log) return { x, y: [low / 1.15, high * 1.15] };
@@ -220,13 +221,14 @@ class Plot {
         return;
       }
       const point = [this.toX(x), this.toY(curve.y[k])];
-      line += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}`;
-      pen = "L";
+      line += `${pen}${point[0].toFixed(1)} ${point[1].toFixed(1)}${curve.points ? "h0" : ""}`;
+      pen = curve.points ? "M" : "L";
       if (x >= range[0] && x <= range[1]) dots.push(point);
     });
-    const group = draw("g", {}, draw("path", { class: "curve", d: line,
-      "stroke-dasharray": curve.dash || null, style: { stroke: curve.color } }));
-    if (dots.length <= MARKED) {
+    const group = draw("g", {}, draw("path", { class: curve.points ? "curve points" : "curve", d: line,
+      "stroke-dasharray": curve.dash || null,
+      style: { stroke: curve.color, strokeWidth: curve.width ?? "" } }));
+    if (dots.length <= MARKED && !curve.points && !curve.plain) {
       group.append(...dots.map(([cx, cy]) => draw("circle", { cx, cy, r: 2.5,
         style: { fill: curve.color } })));
     }

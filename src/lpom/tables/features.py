@@ -131,6 +131,23 @@ class Features:
     def n_inputs(self) -> int:
         return len(self.input_names)
 
+    @property
+    def inputs_of(self) -> dict[str, list[int]]:
+        """Which inputs of the network each column in use makes."""
+        place = {name: k for k, name in enumerate(self.input_names)}
+        numbers = {
+            column: [*names, *(f"{name} is missing" for name in names)]
+            for column, names in self._numeric.items()
+        }
+        categories = {
+            column.name: [f"{column.name} = {value}" for value in column.values]
+            for column in self.plan.categorical
+        }
+        return {
+            column: [place[name] for name in names if name in place]
+            for column, names in (numbers | categories).items()
+        }
+
     def encode(self, frame: pd.DataFrame, *, warn: bool = False) -> Array:
         """The inputs, (n, n_inputs) float32; ``warn``: say what is unlike training."""
         with np.errstate(over="ignore", invalid="ignore"):  # said in words below
@@ -166,15 +183,19 @@ class Features:
         )
 
     @property
-    def _numeric_names(self) -> list[str]:
+    def _numeric(self) -> dict[str, list[str]]:
+        """The numbers that each column gives: one, or several of a date."""
         empty = pd.Series(dtype=np.float64)
-        return [
-            name
+        return {
+            column.name: [column.name]
+            if column.date is None
+            else list(column.date.inputs(column.name, empty))
             for column in self.plan.numeric
-            for name in (
-                [column.name] if column.date is None else column.date.inputs(column.name, empty)
-            )
-        ]
+        }
+
+    @property
+    def _numeric_names(self) -> list[str]:
+        return [name for names in self._numeric.values() for name in names]
 
 
 @final

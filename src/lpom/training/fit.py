@@ -16,6 +16,7 @@ from lpom.checks import as_device, check_number
 from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
+from lpom.methods.optimizers import OptimizerState
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoints import Checkpoint, RunFolder, encode
 from lpom.training.measuring import measure
@@ -39,6 +40,7 @@ def fit(
     batch_size: int | None = None,
     validation_data: Any = None,
     sample_weight: Any = None,
+    weight_decay: float = 0.0,
     seed: int | None = None,
     device: str | torch.device | None = None,
     callbacks: Callback | Iterable[Callback] = (),
@@ -48,7 +50,7 @@ def fit(
     endless: bool = False,
     checkpoint: str | Path | Checkpoint | None = None,
 ) -> Result:
-    """Train ``model`` in place.
+    r"""Train ``model`` in place.
 
     Parameters
     ----------
@@ -61,6 +63,10 @@ def fit(
     batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
         all in any case
     validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
+    weight_decay : float
+        Strength c of a penalty :math:`\frac{c}{2} \|W\|^2` on matrices and kernels beside the mean
+        loss, by its gradient. Methods that solve for their weights do not read it: they have a
+        ridge, or ``penalties``
     seed : fixes all that is drawn: the order of the batches, also of a ``DataLoader``, whose
         generators it seeds, and what torch's global generator gives during the run (dropout).
         That generator goes on afterwards as if nothing had been drawn. Without a seed, one is
@@ -88,6 +94,7 @@ def fit(
     """
     method = methods.get(method)
     check_number("epochs", epochs, whole=True)
+    check_number("weight_decay", weight_decay, strict=False)
     stopper = EarlyStopping() if early_stopping is True else early_stopping or None
     if stopper is not None and not isinstance(stopper, EarlyStopping):
         raise TypeError(
@@ -130,7 +137,7 @@ def fit(
             problem,
             task,
             method,
-            _state(method, problem, state),
+            _state(method, problem, weight_decay, state),
             train,
             _validation_source(validation_data, task, takes),
             epochs=int(epochs),
@@ -246,10 +253,14 @@ def _validation_source(data: Any, task: Task, takes: Signature) -> Source | None
     return to_measure(X, y, task, takes, weight=weight[0] if weight else None)
 
 
-def _state(method: Method[Any], problem: Problem, given: State | None) -> State:
+def _state(
+    method: Method[Any], problem: Problem, weight_decay: float, given: State | None
+) -> State:
     """A new state, with what it can take from the given one."""
     state: State = method.init(problem)
     state.method = method.name
+    if isinstance(state, OptimizerState):
+        state.weight_decay = weight_decay
     if given is None:
         return state
     if type(given) is not type(state) or given.method != method.name:

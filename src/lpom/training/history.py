@@ -7,9 +7,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lpom.files import write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,27 @@ class Epoch:
         return cls(**fields)
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
-    """The epochs so far; ``metric`` names what ``score`` is: accuracy or r2."""
+    """The epochs so far; ``metric`` names what ``score`` is: accuracy or r2.
+
+    >>> History("accuracy", [Epoch(1, 0.5, 200.0, 1.2, loss=1.1, score=0.62)])
+    <History: 1 epoch, loss 1.1, accuracy 0.62>
+    """
 
     metric: str
     epochs: list[Epoch] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        n = len(self.epochs)
+        text = f"<History: {n} epoch{'' if n == 1 else 's'}"
+        if self.epochs:
+            last = self.epochs[-1]
+            text += f", loss {last.loss:.4g}, {self.metric} {last.score:.4g}"
+            if last.validation_loss is not None and last.validation_score is not None:
+                text += f", validation loss {last.validation_loss:.4g}"
+                text += f", validation {self.metric} {last.validation_score:.4g}"
+        return f"{text}>"
 
     def __len__(self) -> int:
         return len(self.epochs)
@@ -68,8 +86,20 @@ class History:
         return [getattr(epoch, name) for epoch in self.epochs]
 
     def to_dict(self) -> dict[str, list[Any]]:
-        """Column by column, ready for a data frame."""
+        """Column by column."""
         return {f.name: self.column(f.name) for f in fields(Epoch)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row per epoch, which is its index; gaps and rates one column per layer, ``gap 1``."""
+        import pandas
+
+        columns = self.to_dict()
+        layers = {
+            f"{name.removesuffix('s')} {i}": list(values)
+            for name in ("gaps", "rates")
+            for i, values in enumerate(zip(*columns.pop(name), strict=True), 1)
+        }
+        return pandas.DataFrame(columns | layers).set_index("epoch")
 
     def to_jsonl(self, path: str | Path) -> None:
         """One JSON object per line and epoch, the metric in each.

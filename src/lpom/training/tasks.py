@@ -114,9 +114,9 @@ class Task:
             if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.n_classes:
                 raise ValueError(
                     f"class indices must lie in 0..{self.n_classes - 1} for a network with "
-                    f"{self.n_outputs} outputs, got {int(y.min())}..{int(y.max())}. "
-                    "Change the last layer's width, or number the classes from 0; for a "
-                    "regression give floats."
+                    f"{self.n_outputs} output{'' if self.n_outputs == 1 else 's'}, got "
+                    f"{int(y.min())}..{int(y.max())}. Change the last layer's width, or number the "
+                    "classes from 0; for a regression give floats."
                 )
             return self.loss.encode(y, self.n_classes, self.n_outputs)
         matrix: Tensor = y[:, None] if y.ndim == 1 else y

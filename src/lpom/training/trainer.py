@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def advance(state: State, progress: float) -> None:
                 group["lr"] = group["initial_lr"] * factor
 
 
-@dataclass
+@dataclass(repr=False)
 class Result:
     """What a run leaves beside the trained module.
 
@@ -56,7 +56,10 @@ class Result:
     seconds: float
     training_seconds: float
     task: Task
-    state: State = field(repr=False)
+    state: State
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.status} after {self.seconds:.3g} s, {self.history!r}>"
 
 
 class Trainer:
@@ -347,6 +350,7 @@ class Trainer:
         return {
             "method": settings_of(self.method),
             "loss": repr(self.task.loss),
+            "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
             "epochs": self.epochs,
             "seed": self.seed,
