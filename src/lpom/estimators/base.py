@@ -25,6 +25,7 @@ from lpom.activations import Activation
 from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP, as_numpy
 from lpom.estimators.splits import split_rows
+from lpom.estimators.units import divided, scale_inputs, units
 from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
@@ -201,7 +202,10 @@ class BaseMLP(FittedMLP, ABC):
             self._model = deepcopy(self._model)
             if partial and _same(method, self._trained_by):
                 state = self.result_.state
-        train, held_out = self._hold_out(X, targets)
+            scale_inputs(self._model, self._column_units, into=True)
+        if not goes_on:
+            self._column_units = units(X)
+        train, held_out = self._hold_out(divided(X, self._column_units), targets)
         rows = self._rows_per_step(train[0].shape[0], method)
         counted = rows if train[2] is None else rows * float(np.mean(train[2]))
         self.result_ = fit(
@@ -223,6 +227,7 @@ class BaseMLP(FittedMLP, ABC):
             endless=partial,  # a stream has no end to plan for
             checkpoint=None if partial else self.checkpoint,
         )
+        scale_inputs(self._model, self._column_units, into=False)
         self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
 

@@ -42,6 +42,7 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     t_: int
     _model: nn.Sequential
     _design: Design
+    _column_units: NDArray[Any] | None  # what columns were divided by in training
     _trained_by: Method[Any] | None  # None: read from a file
     _random: np.random.RandomState  # goes on from one partial_fit to the next
 

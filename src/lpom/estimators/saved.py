@@ -60,6 +60,7 @@ def restore(
     made.history_ = History(task.metric) if history is None else history
     made.result_ = Result(made.history_, "loaded", 0.0, 0.0, task, State())
     made._model, made._design, made._trained_by = model, design, None
+    made._column_units = None  # the weights take the columns as they are
     made._random, made.t_ = np.random.RandomState(), 0
     made.n_features_in_ = sizes[0]
     return made

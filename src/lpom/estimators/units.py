@@ -1,0 +1,49 @@
+"""Columns of an unfamiliar size: what they are divided by while a network learns from them.
+
+Networks learn from numbers near 1. Columns whose largest number is between `SMALL` and `LARGE` in
+size stay as they are. A table that is small or large as a whole is divided by one number, which
+keeps pictures as they look; columns that stand out of their table are divided by their own. The
+trained network takes the columns as they were: the first weights carry the division.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import issparse
+from torch import nn
+
+SMALL, LARGE = 0.02, 100.0
+
+
+def units(X: Any) -> NDArray[Any] | None:
+    """What each column of an array or a CSR matrix is to be divided by; None for nothing."""
+    largest = abs(X).max(axis=0)
+    size = np.asarray(largest.todense() if issparse(X) else largest, dtype=np.float64).reshape(-1)
+    filled = size > 0
+    common = float(np.median(size[filled])) if filled.any() else 1.0
+    if SMALL <= common <= LARGE:
+        common = 1.0
+    usual = (SMALL * common <= size) & (size <= LARGE * common)
+    found = np.where(usual | ~filled, common, size)
+    return None if bool((found == 1).all()) else found
+
+
+def divided(X: Any, by: NDArray[Any] | None) -> Any:
+    """``X`` in those units; itself where there are none."""
+    if by is None:
+        return X
+    factor = (1 / by).astype(X.dtype)
+    return X.multiply(factor).tocsr() if issparse(X) else X * factor
+
+
+@torch.no_grad()
+def scale_inputs(model: nn.Sequential, by: NDArray[Any] | None, *, into: bool) -> None:
+    """Make a network of raw columns one of columns in units (``into``), or the other way round."""
+    first = next((module for module in model if isinstance(module, nn.Linear)), None)
+    if by is not None and first is not None:
+        factor = torch.as_tensor(by if into else 1 / by).to(first.weight)
+        first.weight.mul_(factor)
