@@ -633,3 +633,44 @@ def test_a_failed_run_leaves_the_old_one_and_its_report(table):
     assert Path("run/report.html").exists()
     call("train", *table, *FAST, "--out", "run", "--force", "--quiet")
     assert not Path("run/report.html").exists()
+
+
+@pytest.fixture(scope="module")
+def formulas(tmp_path_factory):
+    """A run on a table whose classes a spreadsheet would take for formulas."""
+    folder = tmp_path_factory.mktemp("formulas")
+    x = np.linspace(-1, 1, 60)
+    names = np.where(x < -0.3, "=cmd()", np.where(x < 0.3, "-1", "plain"))
+    pd.DataFrame({"x": x, "kind": names}).to_csv(folder / "table.csv", index=False)
+    arguments = ("--target", "kind", "--task", "classification", "--out", folder / "run", *FAST)
+    call("train", folder / "table.csv", *arguments)
+    return folder
+
+
+def test_predictions_are_no_formulas(formulas):
+    call("predict", formulas / "run", formulas / "table.csv", "--out", formulas / "p.csv")
+    answers = pd.read_csv(formulas / "p.csv", dtype=str)["prediction"]
+    assert set(answers) <= {"'=cmd()", "-1", "plain"}
+
+
+def test_a_config_has_no_path_of_the_machine(formulas):
+    text = (formulas / "run" / "config.json").read_text()
+    assert str(formulas) not in text
+    assert json.loads(text)["data"]["source"]["data"] == "../table.csv"
+    assert Run.read(formulas / "run").config["data"]["source"]["data"] == str(
+        formulas / "table.csv"
+    )
+
+
+@pytest.mark.parametrize("text", ["null", "[]", "3", "[" * 100_000, '{"data": 3}'])
+def test_a_config_that_is_none_is_named(formulas, tmp_path, text):
+    for name in FILES:
+        (tmp_path / name).write_bytes((formulas / "run" / name).read_bytes())
+    (tmp_path / "config.json").write_text(text)
+    for command in ("info", "report"):
+        assert "config.json" in fail(command, tmp_path)
+
+
+def test_a_seed_below_zero_is_refused_in_words(tmp_path):
+    said = fail("train", "iris", "--seed", -1, "--out", tmp_path / "run")
+    assert "seed must be an integer from 0" in said

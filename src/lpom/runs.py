@@ -219,7 +219,14 @@ class Run:
             config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
             config = _moved(config, lambda path: os.path.normpath(folder / path))
             history = History.from_jsonl(folder / HISTORY, config.get("metric", "accuracy"))
-        except (ValueError, LookupError, TypeError, OSError, RecursionError) as error:
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            OSError,
+            RecursionError,
+        ) as error:
             raise ModelFileError(
                 f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
                 f"({error}). Train again."
