@@ -28,7 +28,8 @@ y = np.arange({rows}) % 2
 def stream(first):
     if kind == "parquet":
         import pyarrow.parquet as pq
-        parts = (b.to_pandas().to_numpy() for b in pq.ParquetFile(folder + "/X.parquet").iter_batches(1000))
+        batches = pq.ParquetFile(folder + "/X.parquet").iter_batches(1000)
+        parts = (batch.to_pandas().to_numpy() for batch in batches)
     else:
         X = np.load(folder + "/X.npy", mmap_mode="r")
         parts = (np.array(X[k : k + 1000]) for k in range(0, len(X), 1000))
