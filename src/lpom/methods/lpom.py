@@ -282,7 +282,7 @@ class LPOM(Method[LPOMState]):
         """
         if isinstance(self.weights, Adaptive):
             plain = batch.weight is None and batch.counts is None
-            total = len(batch.inputs) if plain else batch.total_weight
+            total = batch.inputs.shape[0] if plain else batch.total_weight
             states.carry_back(node, residual, batch.weight, total, down=down)
             return
         if down:
