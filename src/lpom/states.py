@@ -227,11 +227,8 @@ class States:
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
         program.backward(
-            self._detached, self._known[node.index], residual, _Back(self, node, share), wanted
+            self._state, self._known[node.index], residual, _Back(self, node, share), wanted
         )
-
-    def _detached(self, index: int) -> Tensor:
-        return self._state(index).detach()
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
         """What the exact weight step needs to know of a node: states as they are now.
@@ -266,7 +263,7 @@ class States:
             sources = [self.X[s] for s in node.sources]
             program = node.edge.program
             if program is not None:
-                value, known = program.forward([x.detach() for x in sources])
+                value, known = program.forward(sources)
                 self._known[node.index] = known
                 if self.once:
                     self._drop(node)
@@ -324,8 +321,10 @@ class States:
 
     def _owned(self, node: Node) -> bool:
         """Whether nobody else looks at the memory of the node's Z."""
+        if node.edge.program is not None:
+            return node.edge.program.owns
         value = self._value(node)
-        return not value._is_view() and (not value.is_leaf or node.edge.program is not None)
+        return not (value.is_leaf or value._is_view())
 
     def _set(self, node: Node, X: Tensor) -> None:
         X = X.detach()

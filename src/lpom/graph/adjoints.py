@@ -83,7 +83,7 @@ class Operation:
 
 
 class Program:
-    """The operations of an edge, and their adjoints."""
+    """The operations of an edge, and their adjoints; it runs where autograd is off."""
 
     def __init__(self, edge: Edge, operations: list[Operation], result: int) -> None:
         self.sources, self.parameters = edge.sources, edge.parameters
@@ -107,6 +107,12 @@ class Program:
         made = {o.out for o in operations}
         self.kept = sorted((valued & made) - {o.out for o in self.again})
         self.shaped = sorted(shaped)
+        made_by = {o.out: o for o in operations}
+        base = result
+        while base in made_by and isinstance(made_by[base].adjoint, _View | _Piece):
+            base = made_by[base].args[0].index
+        #: whether nobody else looks at the memory of the value
+        self.owns = base in made_by and made_by[base].adjoint is not None and base not in self.kept
 
     @classmethod
     def of(cls, edge: Edge) -> Program | None:
@@ -142,7 +148,7 @@ class Program:
 
     def forward(self, X: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The edge's value, and what `backward` needs to know beside the sources."""
-        values: list[Any] = [*X, *(p.detach() for p in self.parameters)]
+        values: list[Any] = [*X, *self.parameters]
         for operation in self.operations:
             values.append(operation.run(values))
         kept = [values[k] for k in self.kept]
@@ -163,8 +169,7 @@ class Program:
         values: list[Any] = [None] * self.size
         for k in self.valued:
             values[k] = state(self.sources[k])
-        for k, parameter in enumerate(self.parameters, self.first):
-            values[k] = parameter.detach()
+        values[self.first : self.first + len(self.parameters)] = self.parameters
         kept, shapes = known
         for k, value in zip(self.kept, kept, strict=True):
             values[k] = value
@@ -630,7 +635,7 @@ def _is_plain(layer: nn.Embedding) -> bool:
 def _runner(
     call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[list[Any]], Any]:
-    """The call as a function of all values; hundreds of them run in a step, so the usual are short."""
+    """The call as a function of all values; it runs hundreds of times in a step."""
     slots = [a.index if type(a) is Slot else -1 for a in args]
     nested = any(isinstance(a, tuple | list | slice) for a in args)
     if kwargs or nested:
