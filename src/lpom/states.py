@@ -34,6 +34,8 @@ CACHED = 1 << 16
 class States:
     """States ``X``, pre-activations ``P`` and the edges' values ``Z`` of one batch.
 
+    It works where autograd is off, and turns it on for the edges that need it.
+
     Lists by the index of the node, the data first. ``X[v] = phi_v(P[v])`` always; ``P[v]`` is None
     while the state is feed-forward, where it would be ``Z[v]``. Moving a state makes the values of
     the edges above it stale: they are evaluated again when they are asked for.
@@ -45,7 +47,7 @@ class States:
     soft : the graph whose activations move the states, where those of ``graph`` jump
     once : every edge is evaluated and carried back but once, so what is no longer needed is
         written over, and the choices of the pass (dropout, batch norm, max-pooling) need not be
-        kept in ``switches``
+        kept in ``switches``. States are let go of as well: `state` has them again
     """
 
     def __init__(
@@ -227,7 +229,7 @@ class States:
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
         program.backward(
-            self._state, self._known[node.index], residual, _Back(self, node, share), wanted
+            self.state, self._known[node.index], residual, _Back(self, node, share), wanted
         )
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
@@ -290,7 +292,7 @@ class States:
             return s if s and (shape, stride) == (saved.shape, saved.stride()) else saved
 
         def unpack(kept: Tensor | int) -> Tensor:
-            return self._state(kept).detach() if isinstance(kept, int) else kept
+            return self.state(kept).detach() if isinstance(kept, int) else kept
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             value = node.edge(sources, None)
@@ -304,7 +306,7 @@ class States:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
 
-    def _state(self, index: int) -> Tensor:
+    def state(self, index: int) -> Tensor:
         """``X[index]``, computed again if it was dropped."""
         if index in self._dropped:
             self._dropped.remove(index)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from lpom.graph.adjoints import Program
+from lpom.graph.programs import Program
 
 #: What the feed-forward pass of a batch chose, by the name of the step: masks, statistics, places.
 Switches = dict[str, Any]
