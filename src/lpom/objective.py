@@ -210,7 +210,7 @@ def edge_norm(
             norm = torch.linalg.vector_norm(image)
             vector = _unit(image @ weight, vector)
         return norm, vector
-    if edge.program is not None:
+    if edge.program is not None and source:  # what comes from the data alone has no adjoint there
         return _norm_by_program(edge.program, k, states, vector, iterations)
     leaf = states[k].requires_grad_()
     with torch.enable_grad():
