@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.activations import Identity
@@ -163,11 +164,9 @@ class States:
                 self._pull_sources(above, residual, [node.index])
 
     def _pull_sources(self, node: Node, residual: Tensor, sources: list[int]) -> None:
-        program = node.edge.program
-        if program is not None:
+        if node.edge.program is not None:
             for s in sources:
-                wanted = program.leading(True, False, node.sources.index(s))
-                self._run_back(node, residual, wanted, 0.0)
+                self._run_back(node, residual, 0.0, weights=False, place=node.sources.index(s))
         else:
             for s, pull in zip(
                 sources,
@@ -193,14 +192,12 @@ class States:
         if residual is None:
             return
         share = self.mu[node.index] / total
-        program = node.edge.program
-        if program is not None:
+        if node.edge.program is not None:
             if weight is None:
-                self._run_back(node, residual, program.leading(down, True), share)
+                self._run_back(node, residual, share, down=down)
             else:
-                self._run_back(node, residual, program.leading(down, False), share)
-                weighted = _weighted(residual, weight)
-                self._run_back(node, weighted, program.leading(False, True), share)
+                self._run_back(node, residual, share, down=down, weights=False)
+                self._run_back(node, _weighted(residual, weight), share, down=False)
         else:
             sources = [s for s in node.sources if s and down]
             weights = [p for p in node.edge.parameters if p.requires_grad]
@@ -222,15 +219,32 @@ class States:
             self.X[node.index] = self.X[0]
 
     def _run_back(
-        self, node: Node, residual: Tensor, wanted: frozenset[int], share: float | Tensor
+        self,
+        node: Node,
+        residual: Tensor,
+        share: float | Tensor,
+        *,
+        down: bool = True,
+        weights: bool = True,
+        place: int = -1,
     ) -> None:
-        """Carry a residual back by the edge's own adjoints."""
-        program = node.edge.program
+        """Carry a residual back by the edge's own adjoints: to its sources, or one, and weights."""
+        back, linear, program = _Back(self, node, share), node.edge.linear, node.edge.program
+        if linear is not None:  # most edges of most networks: its adjoint stands here
+            if down and node.sources[0]:
+                back.hand(node.sources[0], residual @ linear.weight, own=True)
+            if weights:
+                X, R = self.state(node.sources[0]), residual
+                if R.ndim > 2:
+                    X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
+                back.add_product(linear.weight, R, X)
+                if linear.bias is not None:
+                    back.add_sum(linear.bias, R)
+            return
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
-        program.backward(
-            self.state, self._known[node.index], residual, _Back(self, node, share), wanted
-        )
+        wanted = program.leading(down, weights, place)
+        program.backward(self.state, self._known[node.index], residual, back, wanted)
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
         """What the exact weight step needs to know of a node: states as they are now.
@@ -263,10 +277,12 @@ class States:
         value = self._Z[node.index]
         if value is None:
             sources = [self.X[s] for s in node.sources]
-            program = node.edge.program
+            linear, program = node.edge.linear, node.edge.program
             if program is not None:
-                value, known = program.forward(sources)
-                self._known[node.index] = known
+                if linear is not None:
+                    value = F.linear(sources[0], linear.weight, linear.bias)
+                else:
+                    value, self._known[node.index] = program.forward(sources)
                 if self.once:
                     self._drop(node)
             elif self.once:
@@ -310,7 +326,8 @@ class States:
         """``X[index]``, computed again if it was dropped."""
         if index in self._dropped:
             self._dropped.remove(index)
-            self.X[index] = self.graph[index].activation.phi(self.Z(self.graph[index]))
+            node = self.graph.nodes[index - 1]
+            self.X[index] = node.activation.phi(self.Z(node))
         return self.X[index]
 
     def _no_pull(self, index: int) -> Tensor:
