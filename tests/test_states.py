@@ -114,7 +114,7 @@ def test_jumps_move_by_their_ramps_and_say_the_jump():
     )
     states = States(graph, inputs, [1.0] * 3, soft=graph.smoothed(2.0), once=True)
     Z = model[0](inputs)
-    assert torch.equal(states.X[1], torch.where(Z >= 0, 1.0, -1.0).double())
+    assert torch.equal(states.state(1), torch.where(Z >= 0, 1.0, -1.0).double())
     pull = torch.full((5, 4), 0.3).double()
     states.pull(graph[1], pull)
     ramp = Z.clamp(-1, 1) - (Z - pull).clamp(-1, 1)

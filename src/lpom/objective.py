@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lpom.graph import Edge, Graph, Node, Switches
+from lpom.graph.programs import Program
 from lpom.losses import Loss
 
 #: One number, one per node, or numbers by patterns of names, the first that fits: see `per_node`.
@@ -178,6 +180,7 @@ def kkt_residuals(
     return states, weights
 
 
+@torch.no_grad()
 def edge_norm(
     edge: Edge,
     source: int,
@@ -207,6 +210,8 @@ def edge_norm(
             norm = torch.linalg.vector_norm(image)
             vector = _unit(image @ weight, vector)
         return norm, vector
+    if edge.program is not None and source:  # what comes from the data alone has no adjoint there
+        return _norm_by_program(edge.program, k, states, vector, iterations)
     leaf = states[k].requires_grad_()
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
@@ -223,6 +228,45 @@ def edge_norm(
         (again,) = torch.autograd.grad(Z, leaf, image, retain_graph=True)
         vector = _unit(again, vector)
     return norm, vector
+
+
+def _norm_by_program(
+    program: Program, k: int, states: list[Tensor], vector: Tensor, iterations: int
+) -> tuple[Tensor, Tensor]:
+    """`edge_norm` with the edge's own adjoints: ``A v`` is what it gives more at v than at 0."""
+    norm, wanted = vector.new_zeros(()), program.leading(True, False, k)
+    if program.result not in wanted:  # of this source it takes the size alone
+        return norm, vector
+
+    def at(x: Tensor) -> tuple[Tensor, Any]:
+        return program.forward([x if i == k else state for i, state in enumerate(states)])
+
+    nothing, known = at(torch.zeros_like(vector))
+    by_index = dict(zip(program.sources, states, strict=True))
+    for _ in range(iterations):
+        image = at(vector)[0] - nothing
+        norm = torch.linalg.vector_norm(image)
+        back = _Sum(vector)
+        program.backward(by_index.__getitem__, known, image, back, wanted)
+        vector = _unit(back.pull, vector)
+    return norm, vector
+
+
+class _Sum:
+    """Adds up what an edge hands to one source."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.pull = torch.zeros_like(like)
+
+    def hand(self, source: int, pull: Tensor, *, own: bool) -> None:
+        self.pull += pull
+
+    def hand_part(self, source: int, view: Callable[[Tensor], Tensor], pull: Tensor) -> None:
+        view(self.pull).add_(pull)
+
+    def add_product(self, parameter: nn.Parameter, R: Tensor, X: Tensor) -> None: ...
+    def add_sum(self, parameter: nn.Parameter, R: Tensor) -> None: ...
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None: ...
 
 
 def start_vector(like: Tensor) -> Tensor:

@@ -281,21 +281,14 @@ def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
     return {
         "source": data.source,
         "settings": asdict(settings),
-        "files": {file: checksum(Path(file)) for file in files},
+        "files": digests(files),
         "config": planned(data, settings),
     }
 
 
 def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
     """The data and the settings of a run that was begun; raises if the data is another."""
-    for file, digest in notes["files"].items():
-        if not Path(file).is_file():
-            raise DataError(f"the run was begun with {file}, which is gone. Put it back to go on.")
-        if checksum(Path(file)) != digest:
-            raise DataError(
-                f"{file} has changed since the run was begun, so it can't go on. Put the file back "
-                "as it was, or train anew."
-            )
+    check_files(notes["files"])
     settings, source = Settings.of(notes["settings"]), dict(notes["source"])
     if settings.network is not None:
         data = prepare_pictures(**source)
@@ -307,6 +300,23 @@ def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
             "same files, or train anew."
         )
     return data, settings
+
+
+def digests(files: Iterable[str]) -> dict[str, str]:
+    """Checksums of files, for :func:`check_files`."""
+    return {file: checksum(Path(file)) for file in files}
+
+
+def check_files(known: Mapping[str, str]) -> None:
+    """Raise if a file is gone or is no longer what it was when the run was begun."""
+    for file, digest in known.items():
+        if not Path(file).is_file():
+            raise DataError(f"the run was begun with {file}, which is gone. Put it back to go on.")
+        if checksum(Path(file)) != digest:
+            raise DataError(
+                f"{file} has changed since the run was begun, so it can't go on. Put the file back "
+                "as it was, or train anew."
+            )
 
 
 def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
@@ -340,11 +350,11 @@ def network_text(described: Mapping[str, Any]) -> str:
         sizes = "-".join(map(str, described["sizes"]))
         return f"{sizes}, {described['activation']}, {described['output_activation']} output"
     options = ", ".join(f"{name}={value}" for name, value in described["options"].items())
+    name = f"{described['name']}{f' ({options})' if options else ''}"
+    if "length" in described:
+        return f"{name}, pieces of {described['length']} characters"
     shape = "x".join(map(str, described["pictures"]))
-    return (
-        f"{described['name']}{f' ({options})' if options else ''}, pictures of {shape}"
-        f"{', flipped and cropped' if described['augmented'] else ''}"
-    )
+    return f"{name}, pictures of {shape}{', flipped and cropped' if described['augmented'] else ''}"
 
 
 def network(data: Prepared, settings: Settings) -> dict[str, Any]:

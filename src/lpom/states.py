@@ -16,7 +16,7 @@ taken, so a norm that power iteration has seen from below does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
-from lpom.graph.edges import Part
 from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
@@ -35,6 +34,8 @@ CACHED = 1 << 16
 
 class States:
     """States ``X``, pre-activations ``P`` and the edges' values ``Z`` of one batch.
+
+    It works where autograd is off, and turns it on for the edges that need it.
 
     Lists by the index of the node, the data first. ``X[v] = phi_v(P[v])`` always; ``P[v]`` is None
     while the state is feed-forward, where it would be ``Z[v]``. Moving a state makes the values of
@@ -47,7 +48,7 @@ class States:
     soft : the graph whose activations move the states, where those of ``graph`` jump
     once : every edge is evaluated and carried back but once, so what is no longer needed is
         written over, and the choices of the pass (dropout, batch norm, max-pooling) need not be
-        kept in ``switches``
+        kept in ``switches``. States are let go of as well: `state` has them again
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class States:
         self._own = [False] * (len(graph.nodes) + 1)
         self._Z: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
-        self._part_ends: dict[int, list[Any]] = {}  # and, by the edge's node, at parts of them
+        self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
         for node in graph.nodes:
@@ -118,7 +119,7 @@ class States:
             return None
         if self.once:
             assert pull is not None
-            return pull if node.activation == Identity() else self._response(node, pull)
+            return pull if isinstance(node.activation, Identity) else self._response(node, pull)
         Z = self.Z(node)
         if P is None:
             P, step, said = Z, pull, self.X[node.index].detach()
@@ -135,27 +136,44 @@ class States:
 
         A part is small enough to stay in the processor's cache from one operation to the next.
         """
-        response, Z = self.soft.nodes[node.index - 1].activation.response, self.Z(node)
-        rows = max(1, CACHED * len(Z) // max(Z.numel(), 1))
+        soft, Z = self.soft.nodes[node.index - 1].activation, self.Z(node)
+        known = soft is node.activation and node.index not in self._dropped
+        said = self.X[node.index].detach() if known else None
         if not self._owned(node):
-            return response(Z, pull)
-        for z, g in zip(torch.split(Z, rows), torch.split(pull, rows), strict=True):
-            response(z, g, out=z)
+            return soft.response(Z, pull, said=said)
+        samples = Z.shape[0]
+        rows = max(1, CACHED * samples // max(Z.numel(), 1))
+        if rows >= samples:
+            return soft.response(Z, pull, out=Z, said=said)
+        parts = torch.split(Z, rows), torch.split(pull, rows)
+        sayings = [None] * len(parts[0]) if said is None else torch.split(said, rows)
+        for z, g, x in zip(*parts, sayings, strict=True):
+            soft.response(z, g, out=z, said=x)
         return Z
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:
         r"""Hand a node's residual to all its sources, :math:`A^T R` to each."""
-        for source in node.sources:
-            if source and residual is not None:
-                self._hand(node, source, self._adjoint(node, residual, [self._ends.get(source)])[0])
+        if residual is not None:
+            self._pull_sources(node, residual, [s for s in node.sources if s])
 
     def gather(self, node: Node) -> None:
         """Pulls on a state from every node that reads it, by their residuals as they are now."""
         for above in self.graph.consumers[node.index]:
             residual = self.residual(above)
             if residual is not None:
-                pull = self._adjoint(above, residual, [self._ends[node.index]])[0]
-                self._hand(above, node.index, pull)
+                self._pull_sources(above, residual, [node.index])
+
+    def _pull_sources(self, node: Node, residual: Tensor, sources: list[int]) -> None:
+        if node.edge.program is not None:
+            for s in sources:
+                self._run_back(node, residual, 0.0, weights=False, place=node.sources.index(s))
+        else:
+            for s, pull in zip(
+                sources,
+                self._adjoint(node, residual, [self._ends.get(s) for s in sources]),
+                strict=True,
+            ):
+                self._hand(node, s, pull)
 
     def carry_back(
         self,
@@ -174,17 +192,16 @@ class States:
         if residual is None:
             return
         share = self.mu[node.index] / total
-        linear, sources = node.edge.linear, [s for s in node.sources if s and down]
-        if linear is not None:
-            if sources:
-                self._hand(node, sources[0], residual @ linear.weight.detach())
-            self._linear_gradient(node, linear, _weighted(residual, weight), share)
+        if node.edge.program is not None:
+            if weight is None:
+                self._run_back(node, residual, share, down=down)
+            else:
+                self._run_back(node, residual, share, down=down, weights=False)
+                self._run_back(node, _weighted(residual, weight), share, down=False)
         else:
+            sources = [s for s in node.sources if s and down]
             weights = [p for p in node.edge.parameters if p.requires_grad]
-            parts = node.edge.parts if self.once else ()
-            in_parts = {part.source for part in parts}
-            sources = [s for s in sources if s not in in_parts]
-            states = [*(self._ends[s] for s in sources), *self._part_ends.pop(node.index, ())]
+            states = [self._ends[s] for s in sources]
             if weight is None:
                 found = self._adjoint(node, residual, [*states, *weights])
             else:
@@ -193,14 +210,41 @@ class States:
             memory = [pull.data_ptr() for pull in found[: len(sources)] if pull is not None]
             for source, pull in zip(sources, found, strict=False):
                 self._hand(node, source, pull, own=len(set(memory)) == len(memory))
-            for part, pull in zip(parts, found[len(sources) :], strict=False):
-                self._hand_part(node, part, pull)
             for parameter, gradient in zip(weights, found[len(states) :], strict=True):
                 if gradient is not None:
                     self._add_gradient(parameter, as_gradient(parameter, gradient, share))
         if self.once:  # all who read it have been here
             self._Z[node.index] = None
+            self._known.pop(node.index, None)
             self.X[node.index] = self.X[0]
+
+    def _run_back(
+        self,
+        node: Node,
+        residual: Tensor,
+        share: float | Tensor,
+        *,
+        down: bool = True,
+        weights: bool = True,
+        place: int = -1,
+    ) -> None:
+        """Carry a residual back by the edge's own adjoints: to its sources, or one, and weights."""
+        back, linear, program = _Back(self, node, share), node.edge.linear, node.edge.program
+        if linear is not None:  # most edges of most networks: its adjoint stands here
+            if down and node.sources[0]:
+                back.hand(node.sources[0], residual @ linear.weight, own=True)
+            if weights:
+                X, R = self.state(node.sources[0]), residual
+                if R.ndim > 2:
+                    X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
+                back.add_product(linear.weight, R, X)
+                if linear.bias is not None:
+                    back.add_sum(linear.bias, R)
+            return
+        assert program is not None
+        self._value(node)  # so that what is known of it is of the present states
+        wanted = program.leading(down, weights, place)
+        program.backward(self.state, self._known[node.index], residual, back, wanted)
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
         """What the exact weight step needs to know of a node: states as they are now.
@@ -233,10 +277,14 @@ class States:
         value = self._Z[node.index]
         if value is None:
             sources = [self.X[s] for s in node.sources]
-            linear = node.edge.linear
-            if linear is not None:
-                bias = None if linear.bias is None else linear.bias.detach()
-                value = F.linear(sources[0].detach(), linear.weight.detach(), bias)
+            linear, program = node.edge.linear, node.edge.program
+            if program is not None:
+                if linear is not None:
+                    value = F.linear(sources[0], linear.weight, linear.bias)
+                else:
+                    value, self._known[node.index] = program.forward(sources)
+                if self.once:
+                    self._drop(node)
             elif self.once:
                 value = self._light(node, sources)
             else:
@@ -260,36 +308,47 @@ class States:
             return s if s and (shape, stride) == (saved.shape, saved.stride()) else saved
 
         def unpack(kept: Tensor | int) -> Tensor:
-            return self._state(kept).detach() if isinstance(kept, int) else kept
+            return self.state(kept).detach() if isinstance(kept, int) else kept
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            pieces = node.edge.take_apart(sources)
-            value = node.edge.of_parts(sources, pieces, None)
-        if pieces:
-            ends = [torch.autograd.graph.get_gradient_edge(piece) for piece in pieces]
-            self._part_ends[node.index] = ends
+            value = node.edge(sources, None)
+        self._drop(node)
+        return value
+
+    def _drop(self, node: Node) -> None:
+        """Let go of the states that this node was the last to read."""
         for s in node.sources:
             if s not in (0, self.graph.output) and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
-        return value
 
-    def _state(self, index: int) -> Tensor:
+    def state(self, index: int) -> Tensor:
         """``X[index]``, computed again if it was dropped."""
         if index in self._dropped:
             self._dropped.remove(index)
-            self.X[index] = self.graph[index].activation.phi(self.Z(self.graph[index]))
+            node = self.graph.nodes[index - 1]
+            self.X[index] = node.activation.phi(self.Z(node))
         return self.X[index]
+
+    def _no_pull(self, index: int) -> Tensor:
+        """Zeros as large as a state; in its own memory where nobody will look at it again."""
+        node, Z = self.graph[index], self._Z[index]
+        over = self.once and isinstance(node.activation, Identity) and index != self.graph.output
+        if over and Z is not None and self._owned(node) and not self.graph.remembered[index]:
+            return Z.zero_()
+        return torch.zeros_like(self.Z(node))
 
     def _owned(self, node: Node) -> bool:
         """Whether nobody else looks at the memory of the node's Z."""
+        if node.edge.program is not None:
+            return node.edge.program.owns
         value = self._value(node)
-        return node.edge.linear is not None or not (value.is_leaf or value._is_view())
+        return not (value.is_leaf or value._is_view())
 
     def _set(self, node: Node, X: Tensor) -> None:
         X = X.detach()
         above = self.graph.consumers[node.index]
-        if self.once and any(reader.edge.linear is None for reader in above):
+        if self.once and any(reader.edge.program is None for reader in above):
             with torch.enable_grad():
                 X = _Start.apply(self._token, X)  # type: ignore[no-untyped-call]
             self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
@@ -310,8 +369,6 @@ class States:
         self, node: Node, residual: Tensor, wanted: Sequence[Any], *, again: bool = False
     ) -> list[Tensor | None]:
         """``A^T residual`` for states or weights; None for those that the edge does not feel."""
-        if node.edge.linear is not None:
-            return [residual @ node.edge.linear.weight.detach()]
         value = self._value(node)
         if not wanted or not value.requires_grad:
             return [None] * len(wanted)
@@ -327,43 +384,59 @@ class States:
                 pull, own = pull * ratio, True
             self.pull(self.graph.nodes[source - 1], pull, own=own and self.once)
 
-    def _hand_part(self, node: Node, part: Part, pull: Tensor | None) -> None:
-        """Pull a part of a source, the rest of which stays as it is."""
-        if pull is None:
-            return
-        ratio, s = self.mu[node.index] / self.mu[part.source], part.source
-        old = self.pulls[s]
-        if old is None or not self._own[s]:
-            old = torch.zeros_like(self.Z(self.graph[s])) if old is None else old.clone()
-            self.pulls[s], self._own[s] = old, True
-        part.of(old).add_(pull, alpha=ratio)
-
-    def _linear_gradient(
-        self, node: Node, linear: nn.Linear, R: Tensor, share: float | Tensor
-    ) -> None:
-        X = self._state(node.sources[0]).detach()
-        if X.ndim > 2:
-            X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
-        if isinstance(share, Tensor):
-            R, share = R * share, 1.0
-        for parameter in linear.parameters():
-            if not parameter.requires_grad:
-                continue
-            fresh = parameter not in self._graded
-            out = parameter.grad if fresh else None  # new memory costs the time to get its pages
-            if parameter is linear.weight:
-                product = torch.addmm(linear.weight.detach(), R.T, X, beta=0, alpha=share, out=out)
-            else:
-                product = torch.sum(R, 0, out=out).mul_(share)
-            self._add_gradient(parameter, product)
-
     def _add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Gradients of one weight add up over its uses."""
         if parameter in self._graded:
             assert parameter.grad is not None
-            gradient = parameter.grad + gradient
-        parameter.grad = gradient
-        self._graded.add(parameter)
+            parameter.grad.add_(gradient)
+        else:
+            parameter.grad = gradient
+            self._graded.add(parameter)
+
+
+class _Back:
+    """Takes what an edge's adjoints hand down and across: pulls, and gradients of weights."""
+
+    def __init__(self, states: States, node: Node, share: float | Tensor) -> None:
+        self.states, self.node, self.share = states, node, share
+
+    def hand(self, source: int, pull: Tensor, *, own: bool) -> None:
+        self.states._hand(self.node, source, pull, own=own)
+
+    def hand_part(self, source: int, view: Callable[[Tensor], Tensor], pull: Tensor) -> None:
+        """Pull a part of a source, the rest of which stays as it is."""
+        states = self.states
+        old = states.pulls[source]
+        if old is None or not states._own[source]:
+            old = states._no_pull(source) if old is None else old.clone()
+            states.pulls[source], states._own[source] = old, True
+        view(old).add_(pull, alpha=states.mu[self.node.index] / states.mu[source])
+
+    def add_product(self, parameter: nn.Parameter, R: Tensor, X: Tensor) -> None:
+        if not parameter.requires_grad:
+            return
+        share, states = self.share, self.states
+        if isinstance(share, Tensor):
+            R, share = R * share, 1.0
+        if parameter in states._graded:
+            assert parameter.grad is not None
+            parameter.grad.addmm_(R.T, X, alpha=share)
+        else:  # new memory costs the time to get its pages
+            parameter.grad = torch.addmm(
+                parameter.detach(), R.T, X, beta=0, alpha=share, out=parameter.grad
+            )
+            states._graded.add(parameter)
+
+    def add_sum(self, parameter: nn.Parameter, R: Tensor) -> None:
+        if not parameter.requires_grad:
+            return
+        fresh = parameter not in self.states._graded
+        total = torch.sum(R, 0, out=parameter.grad if fresh else None).mul_(self.share)
+        self.states._add_gradient(parameter, total)
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        if parameter.requires_grad:
+            self.states._add_gradient(parameter, as_gradient(parameter, gradient, self.share))
 
 
 class _Start(torch.autograd.Function):

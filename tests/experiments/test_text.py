@@ -24,7 +24,7 @@ def test_a_model_learns_a_text_and_writes_on(poem, method):
     trained = train_text(
         poem, method=method, epochs=6, length=24, batch_size=8, options=SMALL, progress=False
     )
-    assert trained.text.characters == "abcd"
+    assert trained.characters == "abcd"
     # an order of one character leaves half a bit: c or d after ab; two thirds of the time none
     assert trained.bits < 0.2 < math.log2(4)
     written = trained.sample(60, start="abcab", seed=1)

@@ -41,8 +41,9 @@ def watched(monkeypatch):
 
     def call(self: Edge, X: list[Tensor], *rest: object, plain=Edge.__call__) -> Tensor:
         count["edge"] += 1
-        for x in X:
-            assert x.grad_fn is None, "autograd's graph reaches below a state"
+        for x in X:  # a leaf, or the one function that stands for a state
+            starts = type(x.grad_fn).__name__ in ("NoneType", "_StartBackward")
+            assert starts, "autograd's graph reaches below a state"
         Z = plain(self, X, *rest)
         count["followed"] += Z.grad_fn is not None
         return Z

@@ -89,12 +89,15 @@ class Activation(ABC):
         """Whether phi is discontinuous."""
         return math.isinf(self.lipschitz)
 
-    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+    def response(
+        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+    ) -> Tensor:
         """``phi(z) - phi(z - pull)``: how a state answers a pull; ``out`` may be ``z`` itself.
 
-        Where there is a form without the difference of two nearly equal numbers it stands here.
+        ``said`` is ``phi(z)`` where that is at hand. Where there is a form without the difference
+        of two nearly equal numbers it stands here.
         """
-        return torch.sub(self.phi(z), self.phi(z - pull), out=out)
+        return torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)
 
     def smoothed(self: A, width: float) -> A:
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""

@@ -28,7 +28,9 @@ class Identity(Activation):
     def phi(self, z: Tensor) -> Tensor:
         return z
 
-    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+    def response(
+        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+    ) -> Tensor:
         return pull if out is None else out.copy_(pull)
 
     def primitive(self, z: Tensor) -> Tensor:
@@ -59,7 +61,9 @@ class ReLU(Activation):
     def phi(self, z: Tensor) -> Tensor:
         return torch.relu(z)
 
-    def response(self, z: Tensor, pull: Tensor, out: Tensor | None = None) -> Tensor:
+    def response(
+        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+    ) -> Tensor:
         # min(pull, z) above zero, pull - z below it where that is negative, else zero
         below = z.clamp(max=0)
         return torch.minimum(z, pull, out=out).sub_(below)

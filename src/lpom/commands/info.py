@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lpom import datasets
+from lpom.commands import text
 from lpom.commands.show import plan_table, results_table, scores_table
 from lpom.exceptions import CheckpointError, ModelFileError
 from lpom.folders import CHECKPOINT, MODEL, begun, begun_folder, read_begun
@@ -23,6 +24,10 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     console = Console(highlight=False)
     if begun(run) and not (run / MODEL).is_file():
         _print(console, _begun_facts(run))
+        return
+    of_text = text.facts(run)
+    if of_text is not None:
+        _print(console, of_text)
         return
     kept = Run.read(run)
     try:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from lpom import datasets, methods, runs
-from lpom.commands import options
+from lpom.commands import options, text
 from lpom.commands.options import RUN, TRAINING
 from lpom.commands.show import advice, plan_table, results_table, scores_table
 from lpom.datasets.files import STDIN
@@ -159,8 +159,8 @@ def train(
 
     Numbers, dates, yes/no and categories are told from the values; what is done with each column
     is printed before training, and --as or --ignore change it. With --network pictures stay
-    pictures. Ctrl-C and SIGTERM end a run so that --resume can go on with it, and so does one that
-    was killed.
+    pictures, and --network char-transformer learns to write from any text file. Ctrl-C and SIGTERM
+    end a run so that --resume can go on with it, and so does one that was killed.
     """
     console = Console(quiet=quiet, highlight=False)
     if resume is not None:
@@ -199,6 +199,10 @@ def train(
     )
     name = "table" if data == STDIN else Path(data).name.partition(".")[0]
     with run_folder(out, name, force=force) as folder:
+        if text.is_for_texts(network):
+            _check_for_text(context)
+            text.start(data, settings, folder, console, tensorboard=tensorboard, quiet=quiet)
+            return
         if network is not None:
             _check_no_columns(context)
             prepared = prepare_pictures(data, data_dir)
@@ -232,6 +236,9 @@ def train(
 def _resume(folder: Path, console: Console, quiet: bool) -> None:
     """Go on with a run from its own files, to the end that it would have had."""
     with begun_folder(folder) as notes:
+        if "text" in notes:
+            text.resume(notes, folder, console, quiet=quiet)
+            return
         try:
             prepared, settings = runs.again(notes)
             tensorboard = bool(notes["tensorboard"])
@@ -295,6 +302,12 @@ def _check_no_columns(context: typer.Context) -> None:
     for option in options.given(context):
         if option in _OF_FILES:
             raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
+
+
+def _check_for_text(context: typer.Context) -> None:
+    for option in options.given(context):
+        if option not in text.OPTIONS:
+            raise ValueError(f"{option} is not for texts. Leave it out.")
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:

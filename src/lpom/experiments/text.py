@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from lpom import networks
+from lpom import networks, saving
 from lpom.checks import check_number
+from lpom.exceptions import DataError, ModelFileError
 from lpom.methods import Method
-from lpom.training import Epoch, Result, fit
+from lpom.training import Callback, Result, fit
 from lpom.training.measuring import evaluating
 
 HELD_OUT = 0.1  # of the text, from its end
@@ -30,7 +31,15 @@ class Text:
 
     @classmethod
     def read(cls, path: str | Path) -> Text:
-        return cls.of(Path(path).read_text(encoding="utf-8"))
+        try:
+            return cls.of(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise DataError(f"there is no file {path}; expected a text to learn from.") from error
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path} is not a text in UTF-8 (byte {error.start}); save it as UTF-8, or give "
+                "another file."
+            ) from error
 
     @classmethod
     def of(cls, text: str) -> Text:
@@ -42,9 +51,6 @@ class Text:
             )
         places = {character: k for k, character in enumerate(characters)}
         return cls(characters, torch.tensor([places[character] for character in text]))
-
-    def string(self, indices: Tensor) -> str:
-        return "".join(self.characters[int(k)] for k in indices)
 
 
 class Pieces(Dataset[tuple[Tensor, Tensor]]):
@@ -63,29 +69,49 @@ class Pieces(Dataset[tuple[Tensor, Tensor]]):
 
 @dataclass(frozen=True)
 class TextModel:
-    """A trained character model, with the bits it needs for a character of the held-out text."""
+    """A trained character model, with the bits it needs for a character of the held-out text.
+
+    Beside these ``baseline`` is what the frequencies of the characters alone would need.
+    """
 
     model: nn.Module = field(repr=False)
-    text: Text
+    characters: str
     length: int
-    result: Result = field(repr=False)
-
-    @property
-    def bits(self) -> float:
-        loss = self.result.history[-1].validation_loss
-        assert loss is not None  # there is always a held-out end
-        return loss / math.log(2)
+    bits: float
+    baseline: float
+    result: Result | None = field(default=None, repr=False)
 
     def sample(self, n: int = 200, start: str = "", *, seed: int = 0) -> str:
         """``n`` characters drawn one after the other, each from what the model expects next."""
-        known = [self.text.characters.index(c) for c in start if c in self.text.characters]
-        return self.text.string(
-            draw(self.model, known or [int(self.text.indices[0])], n, self.length, seed)
-        )
+        known = [self.characters.index(c) for c in start if c in self.characters]
+        first = max(self.characters.find("\n"), 0)
+        drawn = draw(self.model, known or [first], n, self.length, seed)
+        return "".join(self.characters[int(k)] for k in drawn)
+
+    def save(self, path: str | Path) -> None:
+        """Write all of it to one file but the history."""
+        example = torch.zeros(2, self.length, dtype=torch.long)
+        kept = {name: getattr(self, name) for name in _KEPT}
+        saving.save(path, self.model, example, {"text": kept})
+
+    @classmethod
+    def load(cls, path: str | Path) -> TextModel:
+        """What :meth:`save` wrote."""
+        model, metadata = saving.load(path)
+        try:
+            return cls(model, **{name: metadata["text"][name] for name in _KEPT})
+        except (KeyError, TypeError) as error:
+            raise ModelFileError(
+                f"{path} holds a network, but no model of a text ({error!r}). Load it with "
+                "lpom.saving.load instead."
+            ) from error
+
+
+_KEPT = ("characters", "length", "bits", "baseline")
 
 
 def train_text(
-    path: str | Path,
+    text: str | Path | Text,
     *,
     network: str = "char-transformer",
     method: str | Method[Any] = "lpom",
@@ -93,19 +119,22 @@ def train_text(
     length: int = 128,
     batch_size: int = 32,
     seed: int = 0,
-    options: dict[str, Any] | None = None,
-    callbacks: Callable[[Epoch], bool | None] | tuple[()] = (),
+    options: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
+    callbacks: Callback | Iterable[Callback] = (),
     progress: bool | None = None,
+    checkpoint: str | Path | None = None,
 ) -> TextModel:
-    """Train a model that predicts each next character of a text file.
+    """Train a model that predicts each next character of a text.
 
     Parameters
     ----------
-    path : a text file in UTF-8
+    text : a text file in UTF-8, or what `Text.read` made of one
     network : a network over (length,) indices with an output per character and step
     epochs : passes over the first 90 % of the text; the rest is held out
     length : characters that the model sees at once
     options : of the network, e.g. ``{"blocks": 2}``
+    device, callbacks, progress, checkpoint : as `lpom.fit` has them
 
     Returns
     -------
@@ -113,12 +142,13 @@ def train_text(
         Its ``bits`` are per held-out character, and ``sample`` draws a new text.
     """
     check_number("length", length, whole=True)
-    text = Text.read(path)
+    text = text if isinstance(text, Text) else Text.read(text)
     cut = int(len(text.indices) * (1 - HELD_OUT))
     if len(text.indices) - cut <= length + 1:
         raise ValueError(
-            f"{path} has {len(text.indices)} characters, too few to hold out a piece of {length}; "
-            f"give a text of {math.ceil((length + 2) / HELD_OUT)} or more, or a smaller length."
+            f"the text has {len(text.indices)} characters, too few to hold out a piece of "
+            f"{length}; give one of {math.ceil((length + 2) / HELD_OUT)} or more, or a smaller "
+            "length."
         )
     train = Pieces(text.indices[:cut], length, length)
     held_out = Pieces(text.indices[cut:], length, length)
@@ -131,10 +161,24 @@ def train_text(
         epochs=epochs,
         seed=seed,
         validation_data=DataLoader(held_out, batch_size=256),
+        device=device,
         callbacks=callbacks,
         progress=progress,
+        checkpoint=checkpoint,
     )
-    return TextModel(model, text, length, result)
+    losses = [epoch.validation_loss for epoch in result.history]
+    bits = math.nan if not losses or losses[-1] is None else losses[-1] / math.log(2)
+    baseline = by_frequency(text.indices[:cut], text.indices[cut:], len(text.characters))
+    return TextModel(model, text.characters, length, bits, baseline, result)
+
+
+def by_frequency(train: Tensor, held_out: Tensor, n_characters: int) -> float:
+    """Bits per held-out character if each were expected as often as it is in the rest.
+
+    Every character is counted once more than it occurs, so that none is impossible.
+    """
+    counts = torch.bincount(train, minlength=n_characters).double() + 1
+    return float(-torch.log2(counts / counts.sum())[held_out].mean())
 
 
 @torch.no_grad()

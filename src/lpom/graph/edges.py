@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from lpom.graph.programs import Program
+
 #: What the feed-forward pass of a batch chose, by the name of the step: masks, statistics, places.
 Switches = dict[str, Any]
 
@@ -36,26 +38,6 @@ class Step:
         return self.call(*args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Part:
-    """A piece of a source, a view of it: all that an edge reads of it, or one of several."""
-
-    source: int
-    steps: tuple[Step, ...]
-
-    @property
-    def out(self) -> fx.Node:
-        return self.steps[-1].out
-
-    def of(self, X: Tensor) -> Tensor:
-        """The view of a tensor as large as the source."""
-        value: Any = X
-        for step in self.steps:
-            value = step.call(value, *step.args[1:], **step.kwargs)
-        viewed: Tensor = value
-        return viewed
-
-
 @dataclass(frozen=True, eq=False)
 class Edge:
     r"""``Z = A(X[s] for s in sources; W)``, affine in each source and in each weight.
@@ -68,7 +50,6 @@ class Edge:
     layer : the layer that is the whole edge, where one is: a Linear, a Conv2d
     obstacle : why it is not affine in each of its weights, empty if it is
     multiplies : whether it multiplies sources with each other: its norm depends on the batch
-    parts : the pieces that are all it reads of a source, where that is so
     """
 
     sources: tuple[int, ...]
@@ -80,12 +61,16 @@ class Edge:
     layer: nn.Module | None = field(default=None, repr=False)
     obstacle: str = ""
     multiplies: bool = False
-    parts: tuple[Part, ...] = field(default=(), repr=False)
 
     @cached_property
     def linear(self) -> nn.Linear | None:
         """The Linear layer that is the whole edge: a plain product, which needs no autograd."""
         return self.layer if isinstance(self.layer, nn.Linear) else None
+
+    @cached_property
+    def program(self) -> Program | None:
+        """Its operations with their adjoints, where all have one; else autograd carries it back."""
+        return Program.of(self)
 
     @property
     def affine(self) -> bool:
@@ -121,20 +106,7 @@ class Edge:
         """
         if self.linear is not None:
             return F.linear(X[0], self.linear.weight, self.linear.bias)
-        return self.of_parts(X, self.take_apart(X), switches)
-
-    def take_apart(self, X: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of its sources, in the order of ``parts``."""
-        whole = dict(zip(self.sources, X, strict=True))
-        return [part.of(whole[part.source]) for part in self.parts]
-
-    def of_parts(
-        self, X: Sequence[Tensor], parts: Sequence[Tensor], switches: Switches | None
-    ) -> Tensor:
-        """Its value, given its sources and the parts of them."""
         values: dict[fx.Node, Any] = dict(zip(self.inputs, X, strict=True))
-        for part, piece in zip(self.parts, parts, strict=True):
-            values[part.out] = piece
         for step in self.steps:
             values[step.out] = step.run(values, switches)
         Z: Tensor = values[self.result]

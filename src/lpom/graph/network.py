@@ -84,6 +84,17 @@ class Graph:
                 found.setdefault(parameter, []).append(node)
         return found
 
+    @cached_property
+    def remembered(self) -> list[bool]:
+        """Whether carrying residuals back needs the value of a state, by its index."""
+        found = [False] * (len(self) + 1)
+        for node in self:
+            program = node.edge.program
+            places = range(len(node.sources)) if program is None else program.valued
+            for k in places:
+                found[node.sources[k]] = True
+        return found
+
     @property
     def output_activation(self) -> Activation:
         return self[self.output].activation

@@ -40,22 +40,30 @@ def lstm_cell(
 ) -> Carried:
     """``c = f c + i g``, ``h = o tanh(c)``: gates i, f, o are sigmoids and g is a tanh."""
     h, c = carried
-    parts = (z + F.linear(h, weight, bias)).chunk(4, -1)  # i, f, g, o
-    gates = torch.sigmoid(torch.cat([parts[0], parts[1], parts[3]], -1)).chunk(3, -1)
-    c = gates[1] * c + gates[0] * torch.tanh(parts[2])
-    h = gates[2] * torch.tanh(c)
+    i_f, g, o = _columns(z + F.linear(h, weight, bias), (2, 1, 1))
+    i, f, o = _columns(torch.sigmoid(torch.cat([i_f, o], -1)), (1, 1, 1))
+    c = f * c + i * torch.tanh(g)
+    h = o * torch.tanh(c)
     return (h if projection is None else F.linear(h, projection)), c
 
 
 def gru_cell(z: Tensor, carried: Carried, weight: Tensor, bias: Tensor | None) -> Carried:
     """``n = tanh(z_n + r (W h)_n)``, ``h = (1 - u) n + u h``: gates r and u are sigmoids."""
     (h,) = carried
-    below = z.chunk(3, -1)  # r, u, n
-    across = F.linear(h, weight, bias).chunk(3, -1)
-    gates = torch.cat([below[0] + across[0], below[1] + across[1]], -1)
-    parts = torch.sigmoid(gates).chunk(2, -1)
-    n = torch.tanh(below[2] + parts[0] * across[2])
-    return (n - parts[1] * n + parts[1] * h,)
+    gates, below = _columns(z, (2, 1))
+    across, reset = _columns(F.linear(h, weight, bias), (2, 1))
+    r, u = _columns(torch.sigmoid(gates + across), (1, 1))
+    n = torch.tanh(below + r * reset)
+    return (n - u * n + u * h,)
+
+
+def _columns(x: Tensor, shares: Sequence[int]) -> list[Tensor]:
+    """Views of the columns, as wide as their shares."""
+    unit, at, found = x.shape[-1] // sum(shares), 0, []
+    for share in shares:
+        found.append(torch.narrow(x, -1, at * unit, share * unit))
+        at += share
+    return found
 
 
 CELLS: dict[str, Cell] = {

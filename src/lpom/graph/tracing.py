@@ -19,16 +19,14 @@ from torch.nn.parameter import UninitializedParameter
 from lpom import activations
 from lpom.activations import Activation, Identity
 from lpom.exceptions import UntrainableError
-from lpom.graph.edges import Edge, Part, Step
+from lpom.graph.edges import Edge, Step
 from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
     CONSTANTS,
-    PIECES,
     PRODUCTS,
     QUOTIENTS,
     SHAPES,
-    SPLITS,
     SWITCHES,
     VIEWS,
     WEIGHTED,
@@ -397,6 +395,7 @@ class _Builder:
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
         self._swap_pooling()
+        self._pick_from_stacks()
         self._follow()
         self._mark_shared()
         self._mark_output()
@@ -473,6 +472,23 @@ class _Builder:
             for user in [user for user in pool.users if user is not act]:
                 user.replace_input_with(pool, act)
             act.args = (pool, *act.args[1:])
+
+    def _pick_from_stacks(self) -> None:
+        """``stack(steps, 1)[:, -1]`` is the last step: the others need not be looked at."""
+        for pick in list(self.traced.nodes):
+            below = pick.args[0] if pick.target is operator.getitem else None
+            if not isinstance(below, fx.Node) or below.target is not torch.stack:
+                continue
+            stacked: Any = below.args[0]
+            dim = below.args[1] if len(below.args) > 1 else below.kwargs.get("dim", 0)
+            index = pick.args[1] if isinstance(pick.args[1], tuple) else (pick.args[1],)
+            place = index[dim] if isinstance(dim, int) and 0 <= dim < len(index) else None
+            rest = [i for d, i in enumerate(index) if d != dim]
+            if type(place) is int and all(i == slice(None) for i in rest):
+                pick.replace_all_uses_with(stacked[place])
+                self.traced.erase_node(pick)
+                if not below.users:
+                    self.traced.erase_node(below)
 
     def _name_or_nothing(self, node: fx.Node) -> str:
         return self._name(node) if node.op.startswith("call") else ""
@@ -564,7 +580,9 @@ class _Builder:
                 for k, n in enumerate(live)
                 if factors.count(n) > 1 or (heads[k] is not None and heads[k] in heads[:k])
             ]
-            for n in [*cut, *twice]:
+            for n in cut:
+                self._mark(n, None)
+            for n in twice:
                 self._mark(n, node)
             return bool(cut or twice)
         if name in WEIGHTED and live and self.values[live[0]].matrix:
@@ -642,9 +660,7 @@ class _Builder:
                 queue += node.all_input_nodes
         order = [n for n in self.traced.nodes if n in needed]
         inputs = tuple(sorted(sources, key=index.__getitem__))
-        pieces = {n: self._pieces(n, needed, result) for n in inputs if index[n]}
-        apart = {n for chains in pieces.values() for chain in chains for n in chain}
-        steps = tuple(self._step(n) for n in order if n not in apart)
+        steps = tuple(self._step(n) for n in order)
         parameters, names = self._parameters(order)
         products = [n for n in order if self._name_or_nothing(n) in PRODUCTS]
         return Edge(
@@ -659,49 +675,6 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
-            parts=tuple(
-                Part(index[n], self._view(chain))
-                for n, chains in pieces.items()
-                for chain in chains
-            ),
-        )
-
-    def _pieces(
-        self, source: fx.Node, needed: set[fx.Node], result: fx.Node
-    ) -> list[list[fx.Node]]:
-        """The chains of views by which all that an edge reads of a source is pieces of it."""
-
-        def follow(node: fx.Node, chain: list[fx.Node]) -> list[list[fx.Node]] | None:
-            users = [user for user in node.users if user in needed]
-            if node is not result and users and all(self._is_piece(user) for user in users):
-                found = [follow(user, [*chain, user]) for user in users]
-                return None if None in found else [c for chains in found for c in chains or ()]
-            return None if not chain or self._name(node) in SPLITS else [chain]
-
-        return follow(source, []) or []
-
-    def _view(self, chain: list[fx.Node]) -> tuple[Step, ...]:
-        """The steps of a chain; one of all slices is selected without making the others."""
-        steps: list[Step] = []
-        for node in chain:
-            step, below = self._step(node), steps[-1] if steps else None
-            if below is not None and self._name(below.out) == "unbind":
-                dim = below.kwargs.get("dim", below.args[1] if len(below.args) > 1 else 0)
-                steps[-1] = Step(node, torch.select, (below.args[0], dim, node.args[1]), {})
-            else:
-                steps.append(step)
-        return tuple(steps)
-
-    def _is_piece(self, node: fx.Node) -> bool:
-        if self._name_or_nothing(node) not in PIECES | SPLITS or len(node.all_input_nodes) > 1:
-            return False
-        below = node.all_input_nodes[0]
-        if self._name_or_nothing(below) in SPLITS and not isinstance(node.args[1], int):
-            return False  # several pieces, not one
-        given: list[Any] = []
-        fx.node.map_aggregate((node.args[1:], node.kwargs), given.append)
-        return not any(isinstance(a, list) for a in node.args[1:]) and not any(
-            isinstance(a, Tensor) for a in given
         )
 
     def _step(self, node: fx.Node) -> Step:

@@ -28,6 +28,8 @@ from lpom.weights.penalised import Penalised
 ORDERS = ("interleaved", "top-down", "paper", "parallel")
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
 NORM_MARGIN = 1.1
+#: Samples on which the rates of products of states are measured.
+RATED = 16
 #: With mu="auto" pulls are this small beside the pre-activations, measured every so many steps.
 RELATIVE_PULL, MEASURE_EVERY = 3e-3, 50
 
@@ -282,7 +284,7 @@ class LPOM(Method[LPOMState]):
         """
         if isinstance(self.weights, Adaptive):
             plain = batch.weight is None and batch.counts is None
-            total = len(batch.inputs) if plain else batch.total_weight
+            total = batch.inputs.shape[0] if plain else batch.total_weight
             states.carry_back(node, residual, batch.weight, total, down=down)
             return
         if down:
@@ -498,7 +500,7 @@ class LPOM(Method[LPOMState]):
 
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
         graph = self.as_measured(problem, batch, state)
-        _, X = graph.feed_forward(batch.inputs)
+        _, X = graph.feed_forward(batch.inputs[:RATED])
         return spectral_rates(graph, problem.loss, state.mu, X)[1]
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from lpom.networks.plain import lenet5, mlp, vgg5
 from lpom.networks.residual import residual20, resnet8, resnet20
 from lpom.networks.sequences import char_transformer, lstm, rnn, transformer
 
-__all__ = ["describe", "from_file", "get", "names"]
+__all__ = ["describe", "from_file", "get", "names", "takes_texts"]
 
 _NETWORKS: tuple[Callable[..., nn.Module], ...] = (
     mlp,
@@ -47,6 +47,11 @@ def names() -> tuple[str, ...]:
 def describe(name: str) -> str:
     """What the network of this name is, in one line."""
     return (_make(name).__doc__ or "").partition("\n")[0]
+
+
+def takes_texts(name: str) -> bool:
+    """Whether the network of this name predicts the next characters of texts."""
+    return ":" not in name and _make(name) in _DIMENSIONS
 
 
 def get(

@@ -36,6 +36,13 @@ class Signature:
     @classmethod
     def of(cls, model: nn.Module, X: Any) -> Signature:
         """Trace a model for samples like those in ``X``, of which two rows are tried."""
+        if isinstance(X, nn.utils.rnn.PackedSequence):
+            raise DataError(
+                "X is a PackedSequence; give sequences of one length, padded at their ends "
+                "(torch.nn.utils.rnn.pad_sequence(..., batch_first=True)), and -100 as the class "
+                "of steps that are not there. lpom.lift(model) takes packed ones, in a loop of "
+                "your own."
+            )
         shape = tuple(int(size) for size in np.shape(X)[1:]) if not hasattr(X, "tocsr") else ()
         if hasattr(X, "tocsr"):
             shape = (int(X.shape[1]),) if X.ndim == 2 else ()
