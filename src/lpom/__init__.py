@@ -17,6 +17,7 @@ from lpom.lift import Lifted, lift, unlift
 from lpom.methods import LPOM
 from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
 from lpom.networks.mlp import mlp
+from lpom.parallel import Parallel
 from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ __all__ = [
     "Lifted",
     "MLPClassifier",
     "MLPRegressor",
+    "Parallel",
     "Result",
     "Straight",
     "Sweeps",

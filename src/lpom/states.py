@@ -260,7 +260,7 @@ class States:
             return s if s and (shape, stride) == (saved.shape, saved.stride()) else saved
 
         def unpack(kept: Tensor | int) -> Tensor:
-            return self._state(kept).detach() if isinstance(kept, int) else kept
+            return self.state(kept).detach() if isinstance(kept, int) else kept
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             pieces = node.edge.take_apart(sources)
@@ -274,7 +274,7 @@ class States:
                 self._dropped.add(s)
         return value
 
-    def _state(self, index: int) -> Tensor:
+    def state(self, index: int) -> Tensor:
         """``X[index]``, computed again if it was dropped."""
         if index in self._dropped:
             self._dropped.remove(index)
@@ -341,7 +341,7 @@ class States:
     def _linear_gradient(
         self, node: Node, linear: nn.Linear, R: Tensor, share: float | Tensor
     ) -> None:
-        X = self._state(node.sources[0]).detach()
+        X = self.state(node.sources[0]).detach()
         if X.ndim > 2:
             X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
         if isinstance(share, Tensor):
