@@ -314,8 +314,8 @@ class ByConjugateGradients(LeastSquares):
 
     def apply(self, C: Tensor) -> list[Tensor]:
         changes = self._split(C)
-        return [
-            torch.autograd.grad(back, probe, changes, retain_graph=True)[0]
+        return [  # zeros where a share of no rows leaves nothing to differentiate
+            torch.autograd.grad(back, probe, changes, retain_graph=True, materialize_grads=True)[0]
             for back, probe in zip(self._backs, self._probes, strict=True)
         ]
 
