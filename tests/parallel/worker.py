@@ -1,14 +1,15 @@
 """One rank: runs what the test asks for, and writes down what came of it.
 
-Called with a folder, in whose ``cases.json`` are the names of the cases; RANK and the other
-variables of torch.distributed are set as torchrun sets them. The test calls `run` itself to have
-the same of one rank.
+Called with a folder, in whose ``cases.json`` are the names of the cases, or with a folder and what
+is to go wrong; RANK and the other variables of torch.distributed are set as torchrun sets them.
+The test calls `run` itself to have the same of one rank.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from dataclasses import asdict
@@ -18,7 +19,8 @@ import torch
 from torch import nn
 
 import lpom
-from lpom import Adaptive, Exact, LPOM
+from lpom import LPOM, Adaptive, Exact
+from lpom.parallel import Pipeline
 
 TIMES = ("seconds", "samples_per_second")
 
@@ -57,30 +59,32 @@ def chain():
     return lpom.mlp([7, 9, 8, 6, 3], seed=0)
 
 
-MODELS = {"chain": (chain, (7,)), "residual": (Residual, (1, 6, 6)), "recurrent": (Recurrent, (5, 4))}
+MODELS = {
+    "chain": (chain, (7,)),
+    "residual": (Residual, (1, 6, 6)),
+    "recurrent": (Recurrent, (5, 4)),
+}
 METHODS = {
     "adam": LPOM(mu=5.0),
-    "sgd": LPOM(mu={"*.bias": 4.0, "*": 5.0}, weights=Adaptive(optimizer="sgd")),
+    "sgd": LPOM(mu={"0.*": 4.0, "*": 5.0}, weights=Adaptive("sgd", 0.1, "constant")),
     "exact": LPOM(mu=5.0, weights=Exact(iterations=2, ridge=0.2)),
 }
 
 
 def run(name, parallel=None, **options):
-    """The case ``network-method[-weighted]`` on 37 rows in batches of 12; the last has one."""
+    """The case ``network-method[-weighted]`` on 25 rows in batches of 12; the last has one."""
     network, method, *more = name.split("-")
     make, shape = MODELS[network]
-    torch.manual_seed(1)
+    torch.manual_seed(options.pop("model_seed", 1))
     model = make().double()
-    generator = torch.Generator().manual_seed(2)
-    X = torch.randn(37, *shape, generator=generator, dtype=torch.float64)
-    y = torch.arange(37) % 3
-    weight = torch.rand(37, generator=generator).double() if "weighted" in more else None
+    X, y = rows(shape)
+    weight = torch.linspace(0, 2, 25).double() if "weighted" in more else None
     result = lpom.fit(
         model,
         X,
         y,
         method=METHODS[method],
-        epochs=2,
+        epochs=1 if method == "exact" else 2,
         batch_size=12,
         sample_weight=weight,
         validation_data=(X[:11], y[:11]),
@@ -93,6 +97,11 @@ def run(name, parallel=None, **options):
     return outcome(model, result)
 
 
+def rows(shape):
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(25, *shape, generator=generator, dtype=torch.float64), torch.arange(25) % 3
+
+
 def outcome(model, result):
     epochs = [{k: v for k, v in asdict(e).items() if k not in TIMES} for e in result.history]
     return {
@@ -102,7 +111,7 @@ def outcome(model, result):
     }
 
 
-def main(folder):
+def two(folder):
     found = {}
     for case in json.loads((folder / "cases.json").read_text()):
         name, layers, data, delay = case
@@ -110,7 +119,43 @@ def main(folder):
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
+def in_the_second_epoch(rank, happens):
+    """Let something happen to one rank in the middle of the second epoch."""
+    step, done = Pipeline.step, 0
+
+    def disturbed(self, batch):
+        nonlocal done
+        done += 1
+        if done == 5 and self.ranks.rank == rank:
+            happens()
+        return step(self, batch)
+
+    Pipeline.step = disturbed
+
+
+def stumble():
+    raise ArithmeticError("it stumbled")
+
+
+def main(folder, *fault):
+    match fault:
+        case ():
+            two(folder)
+        case ("die",):
+            in_the_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+            plan = lpom.Checkpoint(folder / "run", every_epochs=1)
+            run("chain-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
+        case ("stumble",):
+            for parallel in (lpom.Parallel(data=2), lpom.Parallel(data=3)):
+                try:
+                    run("residual-adam", parallel, model_seed=int(os.environ["RANK"]))
+                except ValueError as error:
+                    print(error)
+            in_the_second_epoch(1, stumble)
+            run("chain-adam", lpom.Parallel(data=2))
+
+
 if __name__ == "__main__":
     warnings.simplefilter("error")
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])
     torch.distributed.destroy_process_group()

@@ -306,8 +306,7 @@ class LPOM(Method[LPOMState]):
                 self._solve(block, uses, batch, state)
 
     def _begin_to_add(self, graph: Graph, node: Node, share: Share, *, down: bool) -> None:
-        """Gradients that no further node will change go to the other ranks, while the sweep goes on.
-        """
+        """Gradients that no further node changes go to other ranks while the sweep goes on."""
         for parameter in node.edge.parameters:
             last = graph.uses[parameter][0 if down else -1]
             if last is node and parameter.grad is not None:

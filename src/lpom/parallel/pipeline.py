@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from lpom.graph.edges import BatchNormOverRanks
-from lpom.methods import LPOM, Batch, Method, Problem
+from lpom.methods import LPOM, Batch, Method, Problem, State
 from lpom.methods.lpom import LPOMState, Straight, Sweeps
-from lpom.parallel.ranks import Ranks
+from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
 from lpom.parallel.team import Team
 from lpom.states import States
@@ -45,12 +45,13 @@ class Pipeline(Team):
         self,
         method: Method[Any],
         problem: Problem,
-        state: LPOMState,
+        state: State,
         ranks: Ranks,
         example: Tensor,
         rows: int,
     ) -> None:
-        self.method, self.whole, self.ranks = check(method, problem, ranks), state, ranks
+        self.method, self.whole, self.ranks = check(method, problem, ranks.parallel), state, ranks
+        assert isinstance(state, LPOMState)  # as the method makes it
         self.size, self.first = ranks.size, ranks.first
         graph, parallel = problem.graph, ranks.parallel
         if parallel.data > 1:
@@ -130,9 +131,7 @@ class Pipeline(Team):
             X = states.state(stage.numbers[index])
             for layer in layers:
                 ranks.send(X, layer)
-                pulls.append(
-                    (index, ranks.receive(self._shape(index, batch), self._like, layer))
-                )
+                pulls.append((index, ranks.receive(self._shape(index, batch), self._like, layer)))
         self._under_way.append((states, batch, pulls))
         known = self._last and states.graph is self.problem.graph
         return states.outputs if known else None
@@ -161,7 +160,7 @@ class Pipeline(Team):
         return (round(per_row * len(batch)), *rest)
 
 
-def check(method: Method[Any], problem: Problem, ranks: Ranks) -> LPOM:
+def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
     """The method, if its steps can be spread over ranks; else raise and say why not."""
     if not isinstance(method, LPOM):
         raise ValueError(
@@ -185,7 +184,7 @@ def check(method: Method[Any], problem: Problem, ranks: Ranks) -> LPOM:
             "spread of all rows, which are on several ranks here. Give a width by itself: "
             "LPOM(jumps=Straight(width=1.0, relative=False))."
         )
-    if ranks.parallel.layers > 1 and method.penalties is not None:
+    if parallel.layers > 1 and method.penalties is not None:
         raise ValueError(
             "penalties compare the weights of all layers, which are on several ranks here. Take "
             "layers=1 and data= as many ranks as you like."

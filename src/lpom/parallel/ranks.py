@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import LostRankError
@@ -85,7 +86,7 @@ class Ranks:
         limit = timedelta(seconds=parallel.timeout)
         self._begun: list[dist.Work] = []
         self._sent: list[tuple[dist.Work, Tensor]] = []
-        self._store = dist.PrefixStore(f"lpom {next(_runs)}", _meeting_point())
+        self._store = PrefixStore(f"lpom {next(_runs)}", _get_default_store())
         self.names = [f"rank {r}" for r in range(self.size)]
         with self._talking():
             made = [dist.new_group(row.tolist(), timeout=limit) for row in places]
@@ -257,11 +258,6 @@ def _join(parallel: Parallel, device: torch.device) -> None:
             f"layers={parallel.layers} times data={parallel.data} is {parallel.size} ranks, but "
             f"{dist.get_world_size()} processes were started. Change one or the other."
         )
-
-
-def _meeting_point() -> dist.Store:
-    store: dist.Store = dist.distributed_c10d._get_default_store()
-    return store
 
 
 def _host() -> str:

@@ -47,7 +47,7 @@ def cut(graph: Graph, costs: Sequence[float], crossing: Sequence[float], parts: 
     """
     n = graph.output
     wire = [0.0] * (n + 1)
-    closed = set()
+    closed: set[int] = set()
     for node in graph:
         readers = [reader.index for reader in graph.consumers[node.index]]
         for place in range(node.index, max(readers, default=node.index)):

@@ -174,7 +174,7 @@ def fit(
         if ranks is not None:
             _check_same(trainer, ranks)
         if saved is not None:
-            _go_on(trainer, saved, checkpoint)
+            _go_on(trainer, saved, checkpoint and checkpoint.folder)
             if ranks is not None and not ranks.first:  # the first one's generators are restored
                 torch.manual_seed(known + ranks.rank + len(trainer.history) * ranks.size)
         elif folder is not None and ranks is None:
@@ -262,13 +262,13 @@ def _check_same(trainer: Trainer, ranks: Ranks) -> None:
         )
 
 
-def _go_on(trainer: Trainer, saved: dict[str, Any], checkpoint: Checkpoint | None) -> None:
+def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
     try:
         trainer.load_state_dict(saved)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"the run kept in {checkpoint and checkpoint.folder} can't go on: {error} Make the call that began it, or "
-            "use another folder."
+            f"the run kept in {folder} can't go on: {error} Make the call that began it, or use "
+            "another folder."
         ) from error
 
 
