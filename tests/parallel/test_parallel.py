@@ -34,7 +34,7 @@ NAMES = [
 ]
 CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
 PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
-CASES += [(name, 2, 1, "pipelined") for name in PIPELINED]
+CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 
 
 def start(folder, *arguments, file=worker.__file__, ranks=2):
@@ -63,11 +63,14 @@ def end(processes, timeout=120):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each of two ranks has found, by case."""
-    folder = tmp_path_factory.mktemp("ranks")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    codes, texts = end(start(folder))
-    assert codes == [0, 0], "\n".join(texts)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return together(tmp_path_factory.mktemp("ranks"), CASES, 2)
+
+
+def together(folder, cases, n):
+    (folder / "cases.json").write_text(json.dumps(cases))
+    codes, texts = end(start(folder, ranks=n))
+    assert codes == [0] * n, "\n".join(texts)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
 
 
 def close(a, b):
@@ -92,6 +95,19 @@ def test_two_ranks_that_wait_for_each_other_are_one(ranks, name, spread):
     expected = worker.run(name)
     found = ranks[0][json.dumps([name, *spread, "none"])]
     assert close(found, json.loads(json.dumps(expected)))
+
+
+def test_loaders_of_two_ranks_are_one(ranks):
+    expected = json.loads(json.dumps(worker.run_loaders()))
+    assert close(ranks[0][json.dumps(["loaders", 1, 2, "none"])], expected)
+
+
+def test_four_ranks_share_layers_and_rows(tmp_path):
+    names = ["residual-adam", "chain-exact-weighted"]
+    found = together(tmp_path, [(name, 2, 2, "none") for name in names], 4)
+    for name in names:
+        expected = json.loads(json.dumps(worker.run(name)))
+        assert all(close(rank[json.dumps([name, 2, 2, "none"])], expected) for rank in found)
 
 
 def test_pipelined_weights_below_the_cut_are_one_step_old(ranks):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom import LPOM, Adaptive, Exact
@@ -102,6 +103,27 @@ def rows(shape):
     return torch.randn(25, *shape, generator=generator, dtype=torch.float64), torch.arange(25) % 3
 
 
+def run_loaders(parallel=None):
+    """Each rank has rows and a loader of its own, one of them a batch more; then all in one."""
+    parts = [torch.arange(0, 13).split(6), torch.arange(13, 25).split(6)]
+    if parallel is not None:
+        batches = parts[int(os.environ["RANK"])]
+    else:
+        batches = [torch.cat([parts[0][0], parts[1][0]]), torch.cat([parts[0][1], parts[1][1]])]
+        batches.append(parts[0][2])
+    model = chain().double()
+    X, y = rows((7,))
+    loader = DataLoader(TensorDataset(X, y), batch_sampler=[b.tolist() for b in batches])
+    result = lpom.fit(
+        model, loader, method=METHODS["adam"], epochs=2, seed=3, progress=False, parallel=parallel
+    )
+    found = outcome(model, result)
+    for epoch in found["epochs"]:
+        for of_the_first_batch in ("objective", "gaps", "rates"):
+            del epoch[of_the_first_batch]
+    return found
+
+
 def outcome(model, result):
     epochs = [{k: v for k, v in asdict(e).items() if k not in TIMES} for e in result.history]
     return {
@@ -115,7 +137,9 @@ def two(folder):
     found = {}
     for case in json.loads((folder / "cases.json").read_text()):
         name, layers, data, delay = case
-        found[json.dumps(case)] = run(name, lpom.Parallel(layers=layers, data=data, delay=delay))
+        parallel = lpom.Parallel(layers=layers, data=data, delay=delay)
+        ran = run_loaders(parallel) if name == "loaders" else run(name, parallel)
+        found[json.dumps(case)] = ran
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 

@@ -92,11 +92,15 @@ class Pipeline(Team):
         return outputs
 
     @torch.no_grad()
-    def drain(self) -> None:
-        """End all batches that are under way, and let all ranks have all weights."""
+    def end_batches(self) -> None:
+        """End all that are under way."""
         while self._under_way:
             self._move(*self._under_way.popleft())
         self.ranks.wait_for_sent()
+
+    def drain(self) -> None:
+        """End all batches that are under way, and let all ranks have all weights."""
+        self.end_batches()
         if len(self._kept) > 1:
             for layer, tensors in enumerate(self._kept):
                 for tensor in tensors:
