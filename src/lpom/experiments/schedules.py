@@ -156,11 +156,11 @@ SCHEDULES: dict[str, Callable[..., list[Program]]] = {
 def seconds_per_batch(
     schedule: Callable[..., list[Program]], parts: Sequence[Part], wire: Wire, data: int = 1
 ) -> float:
-    """In the long run: of many batches, without the first that fill the pipeline."""
-    few, many = len(parts), 3 * len(parts) + 8
-    ends = simulate(schedule(parts, wire, many, data))
-    done = [max(ends["U", k, t] for k in range(len(parts))) for t in (few, many - 1)]
-    return (done[1] - done[0]) / (many - 1 - few)
+    """In the long run: of many batches those in the middle, when the pipeline is full."""
+    first, last = 2 * len(parts), 4 * len(parts) + 4
+    ends = simulate(schedule(parts, wire, last + 2 * len(parts), data))
+    done = [max(ends["U", k, t] for k in range(len(parts))) for t in (first, last)]
+    return (done[1] - done[0]) / (last - first)
 
 
 def rows_apart(whole: Part, wire: Wire, data: int) -> float:
