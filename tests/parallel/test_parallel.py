@@ -55,8 +55,13 @@ def start(folder, *arguments, file=worker.__file__, ranks=2):
     ]
 
 
-def end(processes, timeout=120):
-    texts = [process.communicate(timeout=timeout)[0] for process in processes]
+def end(processes, timeout=600):
+    """Exit codes and all that was printed; nobody waits for ever."""
+    try:
+        texts = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [process.returncode for process in processes], texts
 
 

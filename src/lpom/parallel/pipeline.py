@@ -75,6 +75,9 @@ class Pipeline(Team):
         ]
         self._last = ranks.layer == parallel.layers - 1
         self.lag = parallel.layers - 1 - ranks.layer if parallel.delay == "pipelined" else 0
+        # what was sent this many messages ago has arrived: no rank is behind by so many batches
+        per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
+        self._messages = 2 * parallel.layers * per_batch
         self._under_way: deque[_UnderWay] = deque()
         self._like = example.new_empty((), dtype=graph.parameters[0].dtype)
 
@@ -88,7 +91,7 @@ class Pipeline(Team):
         outputs = self._feed_forward(batch)
         while len(self._under_way) > self.lag:
             self._move(*self._under_way.popleft())
-        self.state.steps += 1
+        self.ranks.wait_for_sent(but=self._messages)
         return outputs
 
     @torch.no_grad()
@@ -111,6 +114,13 @@ class Pipeline(Team):
 
     def of_first(self, value: T) -> T:
         return self.ranks.of_first(value)
+
+    def forget_others(self) -> None:
+        """Of an optimiser's memory keep that of this rank's weights."""
+        if self.state.optimizer is not None:
+            memory, own = self.state.optimizer.state, set(self.stage.graph.parameters)
+            for parameter in [parameter for parameter in memory if parameter not in own]:
+                del memory[parameter]
 
     def memory(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimiser's memory of a weight is on the ranks that move it."""
@@ -148,7 +158,7 @@ class Pipeline(Team):
             pull = self.method.loss_pull(states, self.problem, batch)
             states.pull(graph[graph.output], pull)
         for index, wait in pulls:
-            states.pull(graph[stage.numbers[index]], wait())
+            states.pull(graph[stage.numbers[index]], wait(), own=True)
         own = [graph[index] for index in stage.own]
         self.method.sweep_down(states, own, self.problem, batch, self.state)
         for index, layer in stage.received:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,18 +83,25 @@ class Ranks:
         _join(parallel, device)
         self.parallel, self.rank, self.size = parallel, dist.get_rank(), dist.get_world_size()
         self.row, self.layer = divmod(self.rank, parallel.layers)
-        places = torch.arange(self.size).view(parallel.data, parallel.layers)
-        limit = timedelta(seconds=parallel.timeout)
         self._begun: list[dist.Work] = []
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._store = PrefixStore(f"lpom {next(_runs)}", _get_default_store())
         self.names = [f"rank {r}" for r in range(self.size)]
-        with self._talking():
-            made = [dist.new_group(row.tolist(), timeout=limit) for row in places]
-            self._of_row = made[self.row]
-            made = [dist.new_group(layer.tolist(), timeout=limit) for layer in places.T]
-            self._of_layer = made[self.layer]
+        places = torch.arange(self.size).view(parallel.data, parallel.layers)
+        self._of_row = self._groups(places)[self.row]
+        self._of_layer = self._groups(places.T)[self.layer]
         self.names = self.gather(f"rank {self.rank} (process {os.getpid()} on {_host()})")
+
+    def _groups(self, places: Tensor) -> list[Any]:
+        """A group of ranks for each row of their places; every rank makes them all."""
+        limit = timedelta(seconds=self.parallel.timeout)
+        with self._talking():
+            return [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places]
+
+    def close(self) -> None:
+        """Part, at the end of a run; the processes can meet again."""
+        for group in (self._of_row, self._of_layer):
+            dist.destroy_process_group(group)
 
     @property
     def first(self) -> bool:
@@ -158,7 +166,6 @@ class Ranks:
         """Send to a layer of the same row, without waiting."""
         tensor = _as_sent(tensor.detach())
         with self._talking():
-            self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
             work = dist.isend(tensor, self._at(layer))
             assert work is not None
             self._sent.append((work, tensor))
@@ -184,10 +191,11 @@ class Ranks:
             dist.broadcast(held, self._at(layer), group=self._of_row)
         tensor.detach().copy_(held)
 
-    def wait_for_sent(self) -> None:
+    def wait_for_sent(self, but: int = 0) -> None:
+        """Until all that was sent has arrived, but for the last so many messages."""
         with self._talking():
-            while self._sent:
-                self._sent.pop()[0].wait()
+            while len(self._sent) > but:
+                self._sent.popleft()[0].wait()
 
     def _at(self, layer: int) -> int:
         return self.row * self.parallel.layers + layer

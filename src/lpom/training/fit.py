@@ -179,7 +179,12 @@ def fit(
                 torch.manual_seed(known + ranks.rank + len(trainer.history) * ranks.size)
         elif folder is not None and ranks is None:
             encode(trainer.state_dict())  # a state that can't be written is found now, not later
-        return trainer.run(progress)
+        if team is not None:
+            team.forget_others()
+        result = trainer.run(progress)
+        if ranks is not None:
+            ranks.close()
+        return result
 
 
 def evaluate(

@@ -225,6 +225,7 @@ class Loader(Source):
     ) -> None:
         self.loader, self.ranks = loader, ranks
         self._epochs = 0  # that were begun
+        self._example: Batch | None = None
         if takes is not None:
             self.takes = takes
         self.generators = loader_generators(loader)
@@ -263,7 +264,8 @@ class Loader(Source):
         return self._batches(items, whole_epoch=True)
 
     def probe(self) -> Batch:
-        return self._batch(self._first())
+        self._example = self._batch(self._first())
+        return self._example
 
     def rewind(self, epochs: int = 0) -> None:
         self._begun, self._epochs = None, epochs
@@ -293,7 +295,7 @@ class Loader(Source):
 
     def _shares(self, ranks: Ranks, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches that all ranks have a share of, until none has any more."""
-        last = self.probe() if self.steps is None else None
+        last = self._example
         while True:
             batch = next(batches, None)
             size = (-1.0, 0.0) if batch is None else (float(len(batch)), float(batch.total_weight))
@@ -301,7 +303,7 @@ class Loader(Source):
             if bool((found[:, 0] < 0).all()):
                 return
             if batch is None:
-                assert last is not None
+                assert last is not None  # the run has asked for a probe
                 batch = _first_rows(last, 0)
             last = batch
             rows = [int(n) for n in found[:, 0].clamp_min(0)]
