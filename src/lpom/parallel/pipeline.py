@@ -159,6 +159,8 @@ class Pipeline(Team):
             states.pull(graph[graph.output], pull)
         for index, wait in pulls:
             states.pull(graph[stage.numbers[index]], wait(), own=True)
+        if self.lag and self.state.blocks:  # they are solved for as they are now
+            states.weights_moved()
         own = [graph[index] for index in stage.own]
         self.method.sweep_down(states, own, self.problem, batch, self.state)
         for index, layer in stage.received:

@@ -16,7 +16,6 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import LostRankError
@@ -81,6 +80,8 @@ class Ranks:
 
     def __init__(self, parallel: Parallel, device: torch.device) -> None:
         _join(parallel, device)
+        from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+
         self.parallel, self.rank, self.size = parallel, dist.get_rank(), dist.get_world_size()
         self.row, self.layer = divmod(self.rank, parallel.layers)
         self._begun: list[dist.Work] = []
@@ -252,6 +253,8 @@ class Ranks:
 
 def _join(parallel: Parallel, device: torch.device) -> None:
     """Meet the other processes, unless that has been done."""
+    if not dist.is_available():
+        raise ValueError("parallel= needs a torch with torch.distributed, which this one lacks.")
     if not dist.is_initialized():
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             raise ValueError(

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node
@@ -28,6 +27,8 @@ def work(graph: Graph, inputs: Tensor, rows: int) -> list[float]:
 
     Counted and not timed, so that the same network is always cut in the same way.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     X, costs = [inputs], []
     for node in graph:
         with FlopCounterMode(display=False) as counter:

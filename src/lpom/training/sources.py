@@ -299,7 +299,9 @@ class Loader(Source):
         while True:
             batch = next(batches, None)
             size = (-1.0, 0.0) if batch is None else (float(len(batch)), float(batch.total_weight))
-            found = torch.stack(ranks.of_rows(self.like.new_tensor(size, dtype=torch.float64)))
+            found = torch.stack(
+                ranks.of_rows(self.takes.like.new_tensor(size, dtype=torch.float64))
+            )
             if bool((found[:, 0] < 0).all()):
                 return
             if batch is None:
