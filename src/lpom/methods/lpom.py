@@ -290,7 +290,9 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            states.carry_back(node, residual, batch.weight, batch.total, down=down)
+            plain = batch.weight is None and batch.counts is None and batch.share is None
+            total = len(batch.inputs) if plain else batch.total
+            states.carry_back(node, residual, batch.weight, total, down=down)
             if batch.share is not None:
                 self._begin_to_add(states.graph, node, batch.share, down=down)
             return

@@ -1,29 +1,18 @@
-"""Who makes the steps of a run: this process by itself, or several together."""
+"""What the processes of a run must agree on: one by itself, or several together."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Any, TypeVar, final
 
-from torch import Tensor
-
-from lpom.methods import Batch, Method, Problem, State
-
 T = TypeVar("T")
 
 
 class Team(ABC):
-    """Makes steps, and knows what the processes of a run must agree on.
-
-    ``first`` says that this is the process that writes, draws and calls back for all.
-    """
+    """The processes of a run; ``first`` says that this one writes, draws and calls back for all."""
 
     size: int
     first: bool
-
-    @abstractmethod
-    def step(self, batch: Batch) -> Tensor | None:
-        """A step; the network's outputs on the batch before it, where they are known."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -47,12 +36,6 @@ class Alone(Team):
     """One process."""
 
     size, first = 1, True
-
-    def __init__(self, method: Method[Any], problem: Problem, state: State) -> None:
-        self.method, self.problem, self.state = method, problem, state
-
-    def step(self, batch: Batch) -> Tensor | None:
-        return self.method.step(self.problem, batch, self.state)
 
     def drain(self) -> None:
         return None

@@ -182,7 +182,7 @@ def fit(
         if team is not None:
             team.forget_others()
         result = trainer.run(progress)
-        if ranks is not None:
+        if ranks is not None and result.status != "interrupted":
             ranks.close()
         return result
 

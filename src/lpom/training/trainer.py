@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
+from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
@@ -79,7 +80,7 @@ class Trainer:
         Where the run is kept.
     seed, generators
         What the generators were seeded with; they were noted before a batch was read.
-    team : Team, optional
+    team : Pipeline, optional
         Who makes the steps. Of several processes each has a trainer; the first one measures the
         epoch, calls back, and has the ``folder``, and all of them come to the same end.
     """
@@ -101,11 +102,12 @@ class Trainer:
         callbacks: tuple[Callback, ...] = (),
         endless: bool = False,
         folder: RunFolder | None = None,
-        team: Team | None = None,
+        team: Pipeline | None = None,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
-        self.team = team or Alone(method, problem, state)
+        self.team: Team = team or Alone()
+        self._step = self._step_alone if team is None else team.step
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
@@ -202,9 +204,9 @@ class Trainer:
         clock = time.perf_counter() - self._epoch_seconds
         for batch in batches:
             advance(self.state, 0.0 if self.endless else self._share_done())
-            outputs = self.team.step(batch)
+            outputs = self._step(batch)
             self._done += 1
-            self._seen += len(batch) if batch.share is None else batch.share.rows
+            self._seen += len(batch.inputs) if batch.share is None else batch.share.rows
             if outputs is not None:
                 self._unread.append((outputs, batch.target, batch.weight))
                 if len(self._unread) == _READ_EVERY:
@@ -228,6 +230,9 @@ class Trainer:
             raise ValueError("the DataLoader gave no batch; at least one is needed.")
         if not self._finite():
             self._diverged()
+
+    def _step_alone(self, batch: Batch) -> Tensor | None:
+        return self.method.step(self.problem, batch, self.state)
 
     def _end_epoch(self) -> None:
         """Measure, on the side, what the epoch has brought, and write it down."""
