@@ -10,6 +10,7 @@ from lpom.exceptions import (
     CheckpointError,
     ConvergenceWarning,
     DivergenceError,
+    LostRankError,
     LPOMError,
     UntrainableError,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "History",
     "LPOMError",
     "Lifted",
+    "LostRankError",
     "MLPClassifier",
     "MLPRegressor",
     "Parallel",

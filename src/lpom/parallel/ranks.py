@@ -247,7 +247,11 @@ class Ranks:
         if not ended and silent:
             ended = [f"{self.names[r]} does not answer any more" for r in silent]
         if not ended:
-            ended = ["the connection broke"] if layer is None else [f"{self.names[layer]} was lost"]
+            ended = (
+                ["the connection broke"]
+                if layer is None
+                else [f"{self.names[self._at(layer)]} was lost"]
+            )
         return f"{'; '.join(ended)}. Start the run again: with a checkpoint it goes on."
 
 
