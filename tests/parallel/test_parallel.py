@@ -35,6 +35,7 @@ NAMES = [
 CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
 PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
+CASES += [("steps-adam", 1, 2, "none")]
 
 
 def start(folder, *arguments, file=worker.__file__, ranks=2):
@@ -105,6 +106,11 @@ def test_two_ranks_that_wait_for_each_other_are_one(ranks, name, spread):
 def test_loaders_of_two_ranks_are_one(ranks):
     expected = json.loads(json.dumps(worker.run_loaders()))
     assert close(ranks[0][json.dumps(["loaders", 1, 2, "none"])], expected)
+
+
+def test_ramps_are_as_wide_as_the_rows_of_all_ranks_want_them(ranks):
+    expected = json.loads(json.dumps(worker.run("steps-adam")))
+    assert close(ranks[0][json.dumps(["steps-adam", 1, 2, "none"])], expected)
 
 
 def test_four_ranks_share_layers_and_rows(tmp_path):

@@ -60,8 +60,13 @@ def chain():
     return lpom.mlp([7, 9, 8, 6, 3], seed=0)
 
 
+def steps():
+    return lpom.mlp([7, 9, 8, 3], "step", seed=0)
+
+
 MODELS = {
     "chain": (chain, (7,)),
+    "steps": (steps, (7,)),
     "residual": (Residual, (1, 6, 6)),
     "recurrent": (Recurrent, (5, 4)),
 }

@@ -442,7 +442,7 @@ class LPOM(Method[LPOMState]):
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
         states = States(graph, batch.inputs, state.mu, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
-            state.spreads.measure(problem.graph, states.Z)
+            state.spreads.measure(problem.graph, states.Z, batch.share)
         if straight:
             states.soft = self.as_measured(problem, batch, state)
         return states
@@ -461,7 +461,7 @@ class LPOM(Method[LPOMState]):
             return graph.smoothed(self.jumps.width)
         if not state.spreads.values:
             Z, _ = graph.feed_forward(batch.inputs)
-            state.spreads.measure(graph, lambda node: Z[node.index])
+            state.spreads.measure(graph, lambda node: Z[node.index], batch.share)
         return state.spreads.ramps(graph, self.jumps.width)
 
     def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:

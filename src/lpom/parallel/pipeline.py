@@ -50,8 +50,9 @@ class Pipeline(Team):
         example: Tensor,
         rows: int,
     ) -> None:
-        self.method, self.whole, self.ranks = check(method, problem, ranks.parallel), state, ranks
+        self.method, self.ranks = check(method, problem, ranks.parallel), ranks
         assert isinstance(state, LPOMState)  # as the method makes it
+        self.whole = state
         self.size, self.first = ranks.size, ranks.first
         graph, parallel = problem.graph, ranks.parallel
         if parallel.data > 1:
@@ -87,11 +88,14 @@ class Pipeline(Team):
 
         Returns the network's outputs on the batch where they are known: on the last layer.
         """
-        self.state.progress = self.whole.progress
+        whole = self.whole
+        self.state.progress, self.state.remarks = whole.progress, whole.remarks
+        self.state.steps = whole.steps
         outputs = self._feed_forward(batch)
         while len(self._under_way) > self.lag:
             self._move(*self._under_way.popleft())
         self.ranks.wait_for_sent(but=self._messages)
+        whole.steps += 1
         return outputs
 
     @torch.no_grad()
@@ -193,14 +197,16 @@ def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
             "mu='auto' looks at all layers and rows at once, which are on several ranks here. Give "
             "a number, such as the default mu=20."
         )
+    if parallel.layers == 1:
+        return method
     jumps = method.jumps
     if problem.graph.jumps and isinstance(jumps, Straight) and jumps.relative:
         raise ValueError(
-            "the network has activations that jump, and the width of their ramps follows the "
-            "spread of all rows, which are on several ranks here. Give a width by itself: "
-            "LPOM(jumps=Straight(width=1.0, relative=False))."
+            "the network has activations that jump, and the widths of their ramps are measured in "
+            "all layers, which are on several ranks here. Give a width by itself, "
+            "LPOM(jumps=Straight(width=1.0, relative=False)), or take layers=1."
         )
-    if parallel.layers > 1 and method.penalties is not None:
+    if method.penalties is not None:
         raise ValueError(
             "penalties compare the weights of all layers, which are on several ranks here. Take "
             "layers=1 and data= as many ranks as you like."
