@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from lpom import Parallel
@@ -23,7 +25,9 @@ def one_thread(monkeypatch):
 def test_every_process_knows_its_place(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "rank_program.py").write_text(CODE)
+    before = signal.getsignal(signal.SIGTERM)
     assert launch("rank_program", [str(tmp_path)], 2) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
     assert {path.name for path in tmp_path.glob("* of *")} == {"0 of 2", "1 of 2"}
 
 

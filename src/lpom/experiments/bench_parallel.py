@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 import torch.distributed as dist
@@ -185,8 +186,8 @@ def _lpom(model: nn.Module, X: Tensor, y: Tensor, ranks: Ranks) -> Steps:
         batch = Batch(batch.inputs[own], batch.target[own], share=share)
 
     def run(steps: int) -> None:
-        for _ in range(steps):
-            pipeline.step(batch)
+        for again in pipeline.ahead(repeat(batch, steps)):
+            pipeline.step(again)
         pipeline.end_batches()
 
     return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Sequence
@@ -31,9 +32,14 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
+    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    handlers = {kind: signal.getsignal(kind) for kind in kinds}
     try:
         elastic_launch(plan, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
         code = int(error.get_first_failure()[1].exitcode)
         return code if code > 0 else 128 - code
+    finally:  # torch puts its own in their place
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
     return 0

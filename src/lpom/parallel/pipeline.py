@@ -9,7 +9,7 @@ forward; no copy of the old ones is kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, final
 
@@ -26,7 +26,8 @@ from lpom.states import States
 from lpom.weights.blocks import blocks
 
 T = TypeVar("T")
-_UnderWay = tuple[States, Batch, list[tuple[int, Callable[[], Tensor]]]]
+_Arriving = list[tuple[int, Callable[[], Tensor]]]  # states or pulls, by the index of the state
+_UnderWay = tuple[States, Batch, _Arriving]
 
 
 @final
@@ -80,7 +81,18 @@ class Pipeline(Team):
         per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
         self._messages = 2 * parallel.layers * per_batch
         self._under_way: deque[_UnderWay] = deque()
+        self._arriving: _Arriving | None = None  # states for the next batch
+        self._following: int | None = None  # the rows of that
         self._like = example.new_empty((), dtype=graph.parameters[0].dtype)
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches. Who knows that another one follows can let its states arrive early."""
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            self._following = None if following is None else len(following)
+            yield batch
+            batch = following
 
     @torch.no_grad()
     def step(self, batch: Batch) -> Tensor | None:
@@ -137,11 +149,7 @@ class Pipeline(Team):
 
     def _feed_forward(self, batch: Batch) -> Tensor | None:
         stage, ranks = self.stage, self.ranks
-        arriving = [
-            (index, ranks.receive(self._shape(index, batch), self._like, layer))
-            for index, layer in stage.received
-        ]
-        for index, wait in arriving:
+        for index, wait in self._arriving or self._receive(len(batch)):
             stage.inbox[index] = wait()
         states = self.method.feed_forward(self.problem, batch, self.state)
         pulls = []
@@ -149,14 +157,15 @@ class Pipeline(Team):
             X = states.state(stage.numbers[index])
             for layer in layers:
                 ranks.send(X, layer)
-                pulls.append((index, ranks.receive(self._shape(index, batch), self._like, layer)))
+                shape = self._shape(index, len(batch))
+                pulls.append((index, ranks.receive(shape, self._like, layer)))
         self._under_way.append((states, batch, pulls))
+        self._arriving = None if self._following is None else self._receive(self._following)
+        self._following = None
         known = self._last and states.graph is self.problem.graph
         return states.outputs if known else None
 
-    def _move(
-        self, states: States, batch: Batch, pulls: list[tuple[int, Callable[[], Tensor]]]
-    ) -> None:
+    def _move(self, states: States, batch: Batch, pulls: _Arriving) -> None:
         stage, graph = self.stage, states.graph
         if self._last:
             pull = self.method.loss_pull(states, self.problem, batch)
@@ -170,14 +179,21 @@ class Pipeline(Team):
         for index, layer in stage.received:
             found = states.pulls[stage.numbers[index]]
             if found is None:
-                found = self._like.new_zeros(self._shape(index, batch))
+                found = self._like.new_zeros(self._shape(index, len(batch)))
             self.ranks.send(found, layer)
         self.method.update(states, batch, self.state)
 
-    def _shape(self, index: int, batch: Batch) -> tuple[int, ...]:
-        """Of a state of the whole graph, for this batch."""
+    def _receive(self, rows: int) -> _Arriving:
+        """Begin to receive the states of a batch."""
+        return [
+            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
+            for index, layer in self.stage.received
+        ]
+
+    def _shape(self, index: int, rows: int) -> tuple[int, ...]:
+        """Of a state of the whole graph, for a batch of so many rows."""
         per_row, rest = self._shapes[index]
-        return (round(per_row * len(batch)), *rest)
+        return (round(per_row * rows), *rest)
 
 
 def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:

@@ -167,7 +167,7 @@ class Ranks:
         """Send to a layer of the same row, without waiting."""
         tensor = _as_sent(tensor.detach())
         with self._talking():
-            work = dist.isend(tensor, self._at(layer))
+            work = dist.isend(tensor, self._at(layer), group=self._of_row)
             assert work is not None
             self._sent.append((work, tensor))
 
@@ -175,7 +175,7 @@ class Ranks:
         """Begin to receive what a layer sends next; the function waits for it."""
         tensor = _as_sent(like.new_empty(shape))
         with self._talking(layer):
-            work = dist.irecv(tensor, self._at(layer))
+            work = dist.irecv(tensor, self._at(layer), group=self._of_row)
             assert work is not None
 
         def wait() -> Tensor:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Any, TypeVar, final
+
+from lpom.methods import Batch
 
 T = TypeVar("T")
 
@@ -13,6 +16,10 @@ class Team(ABC):
 
     size: int
     first: bool
+
+    @abstractmethod
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, for a process that wants to know what follows."""
 
     @abstractmethod
     def drain(self) -> None:
@@ -36,6 +43,9 @@ class Alone(Team):
     """One process."""
 
     size, first = 1, True
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        return batches
 
     def drain(self) -> None:
         return None

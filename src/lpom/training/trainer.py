@@ -202,7 +202,7 @@ class Trainer:
         batches, self._batches = self._batches or self.train.epoch(), None
         self.model.train()
         clock = time.perf_counter() - self._epoch_seconds
-        for batch in batches:
+        for batch in self.team.ahead(batches):
             advance(self.state, 0.0 if self.endless else self._share_done())
             outputs = self._step(batch)
             self._done += 1
