@@ -32,7 +32,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
         rdzv_endpoint="localhost:0",
         max_restarts=0,
     )
-    kinds = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")  # of which some systems lack some
+    kinds = [getattr(signal, name) for name in names if hasattr(signal, name)]
     handlers = {kind: signal.getsignal(kind) for kind in kinds}
     try:
         elastic_launch(plan, sys.executable)("-m", module, *arguments)
