@@ -22,8 +22,9 @@ ROOMS = [
     {"weights"},
     {"states", "objective"},
     {"methods"},
+    {"parallel"},
     {"training", "lift", "compact"},
-    {"diagnostics", "parallel"},
+    {"diagnostics"},
     {"networks", "datasets"},
     {
         "estimators",

@@ -10,6 +10,7 @@ from lpom.exceptions import (
     CheckpointError,
     ConvergenceWarning,
     DivergenceError,
+    LostRankError,
     LPOMError,
     UntrainableError,
 )
@@ -17,6 +18,7 @@ from lpom.lift import Lifted, lift, unlift
 from lpom.methods import LPOM
 from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
 from lpom.networks.mlp import mlp
+from lpom.parallel import Parallel
 from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
 
 if TYPE_CHECKING:
@@ -41,8 +43,10 @@ __all__ = [
     "History",
     "LPOMError",
     "Lifted",
+    "LostRankError",
     "MLPClassifier",
     "MLPRegressor",
+    "Parallel",
     "Result",
     "Straight",
     "Sweeps",

@@ -32,6 +32,10 @@ class CheckpointError(LPOMError, ValueError):
     """A checkpoint is damaged, in use, or belongs to another run."""
 
 
+class LostRankError(LPOMError, RuntimeError):
+    """A process of a parallel run has ended or does not answer."""
+
+
 class ConvergenceWarning(UserWarning):
     """Training or an inner iteration stopped before it converged."""
 

@@ -21,6 +21,7 @@ from lpom.datasets.files import read_npz
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError
 from lpom.methods import Method, State
+from lpom.parallel import Parallel
 from lpom.preparation import Prepared
 from lpom.tables import Classes
 from lpom.training import Callback, Checkpoint, EarlyStopping, History, Result
@@ -191,6 +192,7 @@ class PictureClassifier:
         *,
         callbacks: Iterable[Callback] = (),
         progress: bool | None = False,
+        parallel: Parallel | None = None,
     ) -> PictureClassifier:
         """Train on pictures (n, channels, rows, columns) and numbers of classes."""
         shape, seed = X.shape[1:], self.random_state
@@ -203,6 +205,11 @@ class PictureClassifier:
         rows = None if isinstance(self.batch_size, str) else min(self.batch_size, len(X))
         source: Any = {"X": X, "y": y, "batch_size": rows}
         if self.augment:
+            if parallel is not None:
+                raise ValueError(
+                    "pictures that are flipped and cropped at random are not shared among ranks; "
+                    "add --no-augment, or train on one rank."
+                )
             source = {"X": datasets.augmented_loader(X, y, rows or len(X), seed=seed)}
         self.result_ = lpom.fit(
             model,
@@ -219,6 +226,7 @@ class PictureClassifier:
             else False,
             progress=progress,
             checkpoint=self.checkpoint,
+            parallel=parallel,
         )
         self._model, self.n_features_in_ = model, math.prod(shape)
         self.t_ = len(self.result_.history) * len(X)

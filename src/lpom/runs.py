@@ -24,6 +24,7 @@ from lpom.exceptions import DataError, ModelFileError, unknown_name
 from lpom.files import checksum, write_atomically
 from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, begun, check_folder
 from lpom.methods import Method
+from lpom.parallel import Parallel
 from lpom.pictures import PictureClassifier, prepare_pictures
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared, prepare
@@ -380,6 +381,7 @@ def train(
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint: Path | None = None,
+    parallel: Parallel | None = None,
 ) -> Run:
     """Train on the training rows, measure the test rows once.
 
@@ -395,7 +397,7 @@ def train(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
-        estimator.fit(X, y, callbacks=callbacks, progress=progress)
+        estimator.fit(X, y, callbacks=callbacks, progress=progress, parallel=parallel)
     result = estimator.result_
     chosen = estimator.early_stopping and result.status != "interrupted"
     predictor = Predictor(estimator, data.features, data.target, data.reading)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,7 @@ from lpom.folders import (
     resumable,
     run_folder,
 )
+from lpom.parallel import Parallel, launch
 from lpom.pictures import prepare_pictures
 from lpom.preparation import Prepared, Reading, prepare
 from lpom.runs import Run, Settings
@@ -121,6 +123,14 @@ def train(
     ] = True,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="layers=N,data=N",
+            help="Share layers and rows among so many processes, started here or by torchrun.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
@@ -162,11 +172,16 @@ def train(
     pictures, and --network char-transformer learns to write from any text file. Ctrl-C and SIGTERM
     end a run so that --resume can go on with it, and so does one that was killed.
     """
-    console = Console(quiet=quiet, highlight=False)
     if resume is not None:
         _check_alone(context)
-        _resume(resume, console, quiet)
+        _resume(resume, Console(quiet=quiet, highlight=False), quiet)
         return
+    spread = None if parallel is None else _spread(parallel, data)
+    if spread is not None and spread.size > 1 and launch.rank() is None:
+        raise typer.Exit(launch.launch("lpom.cli", sys.argv[1:], spread.size))
+    helps = spread is not None and bool(launch.rank())  # the first rank has the run
+    quiet, tensorboard = quiet or helps, tensorboard and not helps
+    console = Console(quiet=quiet, highlight=False)
     given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
@@ -198,7 +213,10 @@ def train(
         augment=augment,
     )
     name = "table" if data == STDIN else Path(data).name.partition(".")[0]
-    with run_folder(out, name, force=force) as folder:
+    with ExitStack() as stack:
+        if helps:
+            out = Path(stack.enter_context(TemporaryDirectory())) / "run"
+        folder = stack.enter_context(run_folder(out, name, force=force))
         if text.is_for_texts(network):
             _check_for_text(context)
             text.start(data, settings, folder, console, tensorboard=tensorboard, quiet=quiet)
@@ -222,15 +240,20 @@ def train(
         if data not in datasets.names() and isinstance(prepared.features, Features):
             console.print(plan_table(prepared.features.plan))
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
+        if spread is not None:
+            console.print(escape(f"ranks    {spread}"), soft_wrap=True)
         if prepared.source is not None:
             notes = runs.notes_to_resume(prepared, settings)
             begin(folder, {**notes, "tensorboard": tensorboard})
         if tensorboard:
             forget_events(folder)
-        run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
+        run = _trained(
+            prepared, settings, folder, tensorboard=tensorboard, quiet=quiet, parallel=spread
+        )
         if not tensorboard:
             forget_events(folder)
-    _end(run, folder, console, quiet)
+    if not helps:
+        _end(run, folder, console, quiet)
 
 
 def _resume(folder: Path, console: Console, quiet: bool) -> None:
@@ -251,8 +274,22 @@ def _resume(folder: Path, console: Console, quiet: bool) -> None:
     _end(run, folder, console, quiet)
 
 
+def _spread(text: str, data: str) -> Parallel:
+    """What --parallel says, as ``layers=2,data=1,delay=none``."""
+    if data == STDIN:
+        raise ValueError("several processes can't all read standard input; give a file.")
+    given = options.pairs("--parallel", "layers=2,data=1", text.split(","))
+    return Parallel().with_params(**{name: options.value(value) for name, value in given.items()})
+
+
 def _trained(
-    data: Prepared, settings: Settings, folder: Path, *, tensorboard: bool, quiet: bool
+    data: Prepared,
+    settings: Settings,
+    folder: Path,
+    *,
+    tensorboard: bool,
+    quiet: bool,
+    parallel: Parallel | None = None,
 ) -> Run:
     """Train, or go on, and write the files of the run."""
     checkpoint = folder / CHECKPOINT if begun(folder) else None
@@ -267,6 +304,7 @@ def _trained(
                 progress=False if quiet else None,
                 callbacks=log,
                 checkpoint=checkpoint,
+                parallel=parallel,
             )
             run.write(folder)
         except (KeyboardInterrupt, SystemExit, OSError):

@@ -30,6 +30,7 @@ from lpom.exceptions import ConvergenceWarning
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp
+from lpom.parallel import Parallel
 from lpom.training import Callback, Checkpoint, EarlyStopping, evaluate, fit
 from lpom.training.history import Epoch, History
 
@@ -126,12 +127,11 @@ class BaseMLP(FittedMLP, ABC):
         X: Any,
         y: Any,
         sample_weight: Any,
-        callbacks: Iterable[Callback],
-        progress: bool | None,
+        run: tuple[Iterable[Callback], bool | None, Parallel | None],
     ) -> E:
         trained = copy(self)
         goes_on = self.warm_start and self._is_fitted()
-        trained._learn(X, y, sample_weight, goes_on, partial=False, watch=(callbacks, progress))
+        trained._learn(X, y, sample_weight, goes_on, partial=False, run=run)
         self.__dict__ = trained.__dict__
         if self.result_.status == "finished":
             warnings.warn(
@@ -163,10 +163,10 @@ class BaseMLP(FittedMLP, ABC):
         goes_on: bool,
         *,
         partial: bool,
-        watch: tuple[Iterable[Callback], bool | None] = ((), False),
+        run: tuple[Iterable[Callback], bool | None, Parallel | None] = ((), False, None),
     ) -> None:
         """Check everything, then train a new network, or a copy of the one that is there."""
-        callbacks, progress = watch
+        callbacks, progress, parallel = run
         method = self._checked_method()
         X, y = validate_data(
             self,
@@ -226,6 +226,7 @@ class BaseMLP(FittedMLP, ABC):
             state=state,
             endless=partial,  # a stream has no end to plan for
             checkpoint=None if partial else self.checkpoint,
+            parallel=parallel,
         )
         scale_inputs(self._model, self._column_units, into=False)
         self._design, self._trained_by = design, method

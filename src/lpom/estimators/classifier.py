@@ -15,6 +15,7 @@ from sklearn.utils.validation import column_or_1d
 
 from lpom import losses
 from lpom.estimators.base import BaseMLP, Targets
+from lpom.parallel import Parallel
 from lpom.training import Callback
 
 
@@ -91,12 +92,13 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         *,
         callbacks: Iterable[Callback] = (),
         progress: bool | None = False,
+        parallel: Parallel | None = None,
     ) -> MLPClassifier:
         """Train on ``X`` (n_samples, n_features) and ``y``, labels or a 0/1 matrix of them.
 
-        ``callbacks`` and ``progress`` are those of :func:`lpom.fit`.
+        ``callbacks``, ``progress`` and ``parallel`` are those of :func:`lpom.fit`.
         """
-        return self._fit(X, y, sample_weight, callbacks, progress)
+        return self._fit(X, y, sample_weight, (callbacks, progress, parallel))
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None

@@ -16,6 +16,7 @@ from torch import nn
 from lpom import activations, losses
 from lpom.activations import Identity
 from lpom.estimators.base import BaseMLP, Targets
+from lpom.parallel import Parallel
 from lpom.training import Callback
 
 
@@ -51,12 +52,13 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
         *,
         callbacks: Iterable[Callback] = (),
         progress: bool | None = False,
+        parallel: Parallel | None = None,
     ) -> MLPRegressor:
         """Train on ``X`` (n_samples, n_features) and ``y``, one or several columns of numbers.
 
-        ``callbacks`` and ``progress`` are those of :func:`lpom.fit`.
+        ``callbacks``, ``progress`` and ``parallel`` are those of :func:`lpom.fit`.
         """
-        return self._fit(X, y, sample_weight, callbacks, progress)
+        return self._fit(X, y, sample_weight, (callbacks, progress, parallel))
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MLPRegressor:
         """Go over this data once, from where the last call ended, at the full learning rate."""

@@ -182,7 +182,7 @@ def _batch_norm(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs:
     module = step.call
     weight: Tensor | None
     bias: Tensor | None
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm | BatchNormOverRanks):
         weight, bias, eps = module.weight, module.bias, module.eps
         own = module.training or module.running_mean is None
     else:
@@ -195,11 +195,78 @@ def _batch_norm(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs:
 
     def choose() -> tuple[Tensor, Tensor]:
         step.call(x, *args, **kwargs)  # moves the running statistics, as torch's training does
-        var, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)
+        if isinstance(module, BatchNormOverRanks):
+            mean, var, _ = module.statistics(x)
+        else:
+            var, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)
         return mean, var
 
     mean, var = _choose(switches, step, choose)
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
+
+
+class BatchNormOverRanks:
+    """A batch norm layer whose statistics are those of the rows of all ranks.
+
+    ``add`` adds a tensor up over them. The layer keeps its weights and running statistics.
+    """
+
+    def __init__(self, layer: nn.modules.batchnorm._BatchNorm, add: Callable[[Tensor], Tensor]):
+        self.layer, self.add = layer, add
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layer, name)
+
+    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and variance of each channel, and from how many numbers of each they are."""
+        dims = [d for d in range(x.ndim) if d != 1]
+        count = self.add(x.new_tensor(float(x.numel() // x.shape[1])))
+        mean: Tensor = _Sum.apply(x.sum(dims), self.add) / count  # type: ignore[no-untyped-call]
+        centred = x - mean.view(1, -1, *[1] * (x.ndim - 2))
+        squares = centred.square().sum(dims)
+        var: Tensor = _Sum.apply(squares, self.add) / count  # type: ignore[no-untyped-call]
+        return mean, var, count
+
+    def __call__(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        if not layer.training and layer.running_mean is not None:
+            normed: Tensor = layer(x)
+            return normed
+        mean, var, count = self.statistics(x)
+        if layer.training and layer.running_mean is not None:
+            self._follow(mean.detach(), var.detach() * count / (count - 1))
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        normed = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
+        if layer.weight is None:
+            return normed
+        return normed * layer.weight.view(shape) + layer.bias.view(shape)
+
+    @torch.no_grad()
+    def _follow(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics as the layer itself does."""
+        layer = self.layer
+        if layer.running_mean is None or layer.running_var is None:
+            return
+        assert layer.num_batches_tracked is not None  # it comes with the running statistics
+        layer.num_batches_tracked.add_(1)
+        share = layer.momentum
+        if share is None:
+            share = 1 / float(layer.num_batches_tracked)
+        layer.running_mean.lerp_(mean, share)
+        layer.running_var.lerp_(var, share)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all ranks. A change here is felt by all of them, so their gradients add up."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.add = add
+        return add(x.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.add(gradients[0].clone()), None
 
 
 _REPLAYS: dict[str, Callable[..., Tensor]] = {

@@ -16,6 +16,7 @@ from lpom.graph import Chain, Graph, chain, trace
 from lpom.losses import Loss
 from lpom.objective import Objective
 from lpom.settings import Settings
+from lpom.weights.blocks import Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,8 @@ class Batch:
     that count; else there is one.
 
     ``whole`` says that these are all the rows there are. ``cache`` is for what a method computes
-    of the rows alone, to find it there again as long as the batch lives.
+    of the rows alone, to find it there again as long as the batch lives. With a ``share`` other
+    ranks have more rows of the batch, and totals are those of all of them.
     """
 
     inputs: Tensor
@@ -61,6 +63,7 @@ class Batch:
     weight: Tensor | None = None
     counts: Tensor | None = None
     whole: bool = False
+    share: Share | None = None
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -69,10 +72,14 @@ class Batch:
     @property
     def total(self) -> Tensor | float:
         """What means over the predictions are divided by: a number where it is just their count."""
+        if self.share is not None:
+            return self.share.total
         return len(self) if self.weight is None and self.counts is None else self.total_weight
 
     @property
     def total_weight(self) -> Tensor:
+        if self.share is not None:
+            return torch.as_tensor(self.share.total, dtype=self.target.dtype).to(self.target.device)
         if self.weight is None and self.counts is None:
             return self.target.new_tensor(float(len(self)))
         given = [part for part in (self.weight, self.counts) if part is not None]

@@ -21,7 +21,7 @@ from lpom.penalties import Penalty, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
-from lpom.weights.blocks import Block, Use, blocks
+from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
 from lpom.weights.penalised import Penalised
 
@@ -229,30 +229,39 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
-        if self.penalties is not None:
-            state.penalised.advance(state.progress)
-        states = self._feed_forward(problem, batch, state, once=self._once)
+        states = self.feed_forward(problem, batch, state)
         outputs = states.outputs
         if self.states.order == "interleaved":
             for _ in self._sweeps(states):
-                waiting: dict[Block, list[Use]] = {}
                 states.pull(
                     states.graph.nodes[states.graph.output - 1],
-                    self._loss_pull(states, problem, batch),
+                    self.loss_pull(states, problem, batch),
                 )
-                for node in reversed(states.graph.nodes):
-                    residual = states.move(node, self._alpha(states, node, problem, state))
-                    self._visit(states, node, residual, batch, state, waiting, down=True)
-                self._update(states, state)
+                self.sweep_down(states, states.graph.nodes, problem, batch, state)
+                self.update(states, batch, state)
         else:
             self._settle(states, problem, batch, state)
-            waiting = {}
+            waiting: dict[Block, list[Use]] = {}
             for node in states.graph:
                 residual = states.residual(node)
                 self._visit(states, node, residual, batch, state, waiting, down=False)
-            self._update(states, state)
+            self.update(states, batch, state)
         state.steps += 1
         return outputs if states.graph is problem.graph else None
+
+    def sweep_down(
+        self,
+        states: States,
+        nodes: Sequence[Node],
+        problem: Problem,
+        batch: Batch,
+        state: LPOMState,
+    ) -> None:
+        """From above, each state and then what the weights below it are to know of it."""
+        waiting: dict[Block, list[Use]] = {}
+        for node in reversed(nodes):
+            residual = states.move(node, self._alpha(states, node, problem, state))
+            self._visit(states, node, residual, batch, state, waiting, down=True)
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
@@ -283,9 +292,11 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            plain = batch.weight is None and batch.counts is None
-            total = batch.inputs.shape[0] if plain else batch.total_weight
+            plain = batch.weight is None and batch.counts is None and batch.share is None
+            total = len(batch.inputs) if plain else batch.total
             states.carry_back(node, residual, batch.weight, total, down=down)
+            if batch.share is not None:
+                self._begin_to_add(states.graph, node, batch.share, down=down)
             return
         if down:
             states.pull_back(node, residual)
@@ -297,6 +308,13 @@ class LPOM(Method[LPOMState]):
             uses.append(states.use(node, batch.weight, share, fresh=block.alone))
             if len(uses) == len(block.uses):
                 self._solve(block, uses, batch, state)
+
+    def _begin_to_add(self, graph: Graph, node: Node, share: Share, *, down: bool) -> None:
+        """Gradients that no further node changes go to other ranks while the sweep goes on."""
+        for parameter in node.edge.parameters:
+            last = graph.uses[parameter][0 if down else -1]
+            if last is node and parameter.grad is not None:
+                share.begin(parameter.grad)
 
     def _solve(self, block: Block, uses: list[Use], batch: Batch, state: LPOMState) -> None:
         assert isinstance(self.weights, Exact)
@@ -310,8 +328,9 @@ class LPOM(Method[LPOMState]):
                 weight=float(batch.total_weight) / largest,
                 iterations=iterations,
                 ridge=ridge,
+                share=batch.share,
             )
-        elif exact_step(block, uses, iterations=iterations, ridge=ridge):
+        elif exact_step(block, uses, iterations=iterations, ridge=ridge, share=batch.share):
             state.remark(
                 "rank-deficient",
                 f"the exact weight step of {block.names[0]} met states that are rank-"
@@ -319,8 +338,11 @@ class LPOM(Method[LPOMState]):
                 "ridge above 0 (0.1 works for most networks).",
             )
 
-    def _update(self, states: States, state: LPOMState) -> None:
+    def update(self, states: States, batch: Batch, state: LPOMState) -> None:
+        """Let the optimiser, if there is one, move the weights by what the sweep has found."""
         if state.optimizer is not None:
+            if batch.share is not None:
+                batch.share.finish()
             states.drop_old_gradients()
             state.follow_gradients()
             if self.penalties is not None:
@@ -340,9 +362,9 @@ class LPOM(Method[LPOMState]):
     ) -> None:
         states.gather(node)
         if node.index == states.graph.output:
-            states.pull(node, self._loss_pull(states, problem, batch))
+            states.pull(node, self.loss_pull(states, problem, batch))
 
-    def _loss_pull(self, states: States, problem: Problem, batch: Batch) -> Tensor:
+    def loss_pull(self, states: States, problem: Problem, batch: Batch) -> Tensor:
         """The pull of the loss on the outputs, in units of their pre-activations (eq. 28)."""
         gradient = problem.loss.gradient(states.outputs, batch.target)
         return gradient / states.mu[states.graph.output]
@@ -416,9 +438,11 @@ class LPOM(Method[LPOMState]):
         """Whether every edge is evaluated but once in a step."""
         return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
 
-    def _feed_forward(
-        self, problem: Problem, batch: Batch, state: LPOMState, *, once: bool = False
-    ) -> States:
+    def feed_forward(self, problem: Problem, batch: Batch, state: LPOMState) -> States:
+        """The states of a batch, with which a step begins."""
+        if self.penalties is not None:
+            state.penalised.advance(state.progress)
+        once = self._once
         straight = once and isinstance(self.jumps, Straight)
         # what goes beyond one sweep wants one function throughout
         graph = problem.graph if straight else self.as_measured(problem, batch, state)
@@ -427,7 +451,7 @@ class LPOM(Method[LPOMState]):
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
         states = States(graph, batch.inputs, state.mu, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
-            state.spreads.measure(problem.graph, states.Z)
+            state.spreads.measure(problem.graph, states.Z, batch.share)
         if straight:
             states.soft = self.as_measured(problem, batch, state)
         return states
@@ -446,7 +470,7 @@ class LPOM(Method[LPOMState]):
             return graph.smoothed(self.jumps.width)
         if not state.spreads.values:
             Z, _ = graph.feed_forward(batch.inputs)
-            state.spreads.measure(graph, lambda node: Z[node.index])
+            state.spreads.measure(graph, lambda node: Z[node.index], batch.share)
         return state.spreads.ramps(graph, self.jumps.width)
 
     def _measure(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
@@ -455,7 +479,7 @@ class LPOM(Method[LPOMState]):
         :math:`\mu_v G_v` hardly depends on the mu above it: it is about the gradient of the loss.
         """
         graph = states.graph
-        states.pull(graph[graph.output], self._loss_pull(states, problem, batch))
+        states.pull(graph[graph.output], self.loss_pull(states, problem, batch))
         wanted = list(state.mu)
         for node in reversed(graph.nodes):
             pull = states.pulls[node.index]
@@ -479,7 +503,7 @@ class LPOM(Method[LPOMState]):
             self._settle(states, problem, batch, state)
             return states, graph
         for _ in self._sweeps(states):
-            states.pull(graph[graph.output], self._loss_pull(states, problem, batch))
+            states.pull(graph[graph.output], self.loss_pull(states, problem, batch))
             for node in reversed(graph.nodes):
                 states.pull_back(node, states.move(node, self._alpha(states, node, problem, state)))
         return states, graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,9 +18,10 @@ from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
+from lpom.parallel import Parallel, Pipeline, Ranks
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoints import Checkpoint, RunFolder, encode
-from lpom.training.measuring import measure
+from lpom.training.measuring import evaluating, measure
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
@@ -49,6 +51,7 @@ def fit(
     state: State | None = None,
     endless: bool = False,
     checkpoint: str | Path | Checkpoint | None = None,
+    parallel: Parallel | None = None,
 ) -> Result:
     r"""Train ``model`` in place.
 
@@ -87,6 +90,11 @@ def fit(
         end and write a checkpoint; after SIGTERM the program then exits with 143
     endless : whether this is a piece of a stream, so that there is no plan which schedules could
         follow: they stay at their start
+    parallel : a :class:`~lpom.Parallel`, in each process of a ``torchrun``, all of which make the
+        same call
+        The result, and at the end the model, are the same on every rank. ``callbacks`` run on the
+        first; its checkpoints are written between epochs, and go on with any number of ranks. A
+        ``DataLoader`` gives each rank rows of its own
 
     Returns
     -------
@@ -107,14 +115,26 @@ def fit(
         model.to(as_device(device))
     place = _place(model)
     with ExitStack() as stack:
-        folder = None if checkpoint is None else stack.enter_context(RunFolder(checkpoint))
+        ranks = None
+        if parallel is not None and parallel.size > 1:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(parallel.threads)
+            ranks = Ranks(parallel, place)
+            stack.enter_context(ranks.watched())
+        folder = None
+        if checkpoint is not None and (ranks is None or ranks.first):
+            folder = stack.enter_context(RunFolder(checkpoint))
         saved = None if folder is None else folder.newest()
+        if ranks is not None:
+            saved = ranks.of_first(saved)
         if seed is None and saved is not None:
             seed = saved["run"]["seed"]
         known = as_seed(seed)
-        stack.enter_context(seeded(known, place))
+        if ranks is not None and seed is None:
+            known = ranks.of_first(known)
+        stack.enter_context(seeded(known + (0 if ranks is None else ranks.rank), place))
         if isinstance(X, DataLoader):
-            loader = _from_loader(X, y, method, batch_size, sample_weight)
+            loader = _from_loader(X, y, method, batch_size, sample_weight, ranks)
             for generator in loader.generators if seed is not None else ():
                 generator.manual_seed(known)
             generators = Generators(place, loader.generators)
@@ -129,17 +149,26 @@ def fit(
             order = torch.Generator().manual_seed(known)
             generators = Generators(place, [order])
             train = Arrays(
-                X, y, task, takes, batch_size=size, weight=sample_weight, generator=order
+                X,
+                y,
+                task,
+                takes,
+                batch_size=size,
+                weight=sample_weight,
+                generator=order,
+                ranks=ranks,
             )
         problem = Problem(takes.graph, task.loss, model)
+        begun = _state(method, problem, weight_decay, state)
+        team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
         trainer = Trainer(
             model,
             problem,
             task,
             method,
-            _state(method, problem, weight_decay, state),
+            begun,
             train,
-            _validation_source(validation_data, task, takes),
+            _validation_source(validation_data, task, takes, ranks),
             epochs=int(epochs),
             seed=known,
             generators=generators,
@@ -147,12 +176,22 @@ def fit(
             callbacks=(callbacks,) if callable(callbacks) else tuple(callbacks),
             endless=endless,
             folder=folder,
+            team=team,
         )
-        if folder is not None and saved is not None:
-            _go_on(trainer, saved, folder)
-        elif folder is not None:
+        if ranks is not None:
+            _check_same(trainer, ranks)
+        if saved is not None:
+            _go_on(trainer, saved, checkpoint and checkpoint.folder)
+            if ranks is not None and not ranks.first:  # the first one's generators are restored
+                torch.manual_seed(known + ranks.rank + len(trainer.history) * ranks.size)
+        elif folder is not None and ranks is None:
             encode(trainer.state_dict())  # a state that can't be written is found now, not later
-        return trainer.run(progress)
+        if team is not None:
+            team.forget_others()
+        result = trainer.run(progress)
+        if ranks is not None and result.status != "interrupted":
+            ranks.close()
+        return result
 
 
 def evaluate(
@@ -194,13 +233,54 @@ def _place(model: nn.Module, *, training: bool = True) -> torch.device:
     return parameters[0].device
 
 
-def _go_on(trainer: Trainer, saved: dict[str, Any], folder: RunFolder) -> None:
+def _pipeline(
+    method: Method[Any], problem: Problem, state: State, ranks: Ranks, train: Source
+) -> Pipeline:
+    first = train.probe()
+    rows = -(-len(first) // ranks.parallel.data) if isinstance(train, Arrays) else len(first)
+    with evaluating(problem.model):
+        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows)
+
+
+def _check_same(trainer: Trainer, ranks: Ranks) -> None:
+    """All ranks must have been given the same; but each loader has rows of its own."""
+    import lpom
+
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in trainer.model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    shared = isinstance(trainer.train, Arrays)
+    rows = trainer.train.fingerprint()
+    known = trainer.describe() | {
+        "versions": f"torch {torch.__version__}, lpom {lpom.__version__}",
+        "parallel": repr(ranks.parallel),
+        "weights of the model": digest.hexdigest(),
+        "rows of X, y": rows if shared else "",
+    }
+    found = ranks.gather(known)
+    for name, other in zip(ranks.names, found, strict=True):
+        differing = [what for what in known if found[0][what] != other[what]]
+        if differing:
+            listed = "; ".join(f"{what}: {found[0][what]} and {other[what]}" for what in differing)
+            raise ValueError(
+                f"all ranks must make the same call, but {ranks.names[0]} and {name} differ in "
+                f"{listed}. Give all of them the same settings, data and seeds."
+            )
+    others = ranks.gather(rows)
+    if not shared and len(set(others)) < ranks.size:
+        raise ValueError(
+            "the DataLoaders of several ranks give the same rows. Give each its own: "
+            "sampler=DistributedSampler(dataset), or a part of the files."
+        )
+
+
+def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
     try:
         trainer.load_state_dict(saved)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"the run kept in {folder.folder} can't go on: {error} Make the call that began it, or "
-            "use another folder."
+            f"the run kept in {folder} can't go on: {error} Make the call that began it, or use "
+            "another folder."
         ) from error
 
 
@@ -216,6 +296,7 @@ def _from_loader(
     method: Method[Any],
     batch_size: int | None,
     weight: Any,
+    ranks: Ranks | None,
 ) -> Loader:
     _check_no_targets(y)
     if method.full_batch:
@@ -228,7 +309,13 @@ def _from_loader(
             "a DataLoader brings its own batches, of (X, y) or (X, y, weight); leave "
             "batch_size and sample_weight out."
         )
-    return Loader(loader)
+    if ranks is not None and ranks.parallel.layers > 1:
+        raise ValueError(
+            "ranks that share the layers must see the same rows, which DataLoaders of several "
+            "processes do not promise. Give X and y as arrays (a memory map stays on disk), or "
+            "take layers=1."
+        )
+    return Loader(loader, ranks=ranks)
 
 
 def _check_no_targets(y: Any) -> None:
@@ -242,7 +329,9 @@ def _rows_per_step(X: Any, method: Method[Any], batch_size: int | None) -> int |
     return min(_DEFAULT_ROWS, n_rows(X)) or None if batch_size is None else batch_size
 
 
-def _validation_source(data: Any, task: Task, takes: Signature) -> Source | None:
+def _validation_source(
+    data: Any, task: Task, takes: Signature, ranks: Ranks | None
+) -> Source | None:
     if data is None:
         return None
     if isinstance(data, DataLoader):
@@ -250,7 +339,7 @@ def _validation_source(data: Any, task: Task, takes: Signature) -> Source | None
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         raise TypeError("validation_data must be (X, y), (X, y, weight) or a DataLoader.")
     X, y, *weight = data
-    return to_measure(X, y, task, takes, weight=weight[0] if weight else None)
+    return to_measure(X, y, task, takes, weight=weight[0] if weight else None, ranks=ranks)
 
 
 def _state(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,8 @@ class Score:
 
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """Count a batch; sums stay on the device until they are read."""
+        if not len(outputs):  # all rows of this batch are other processes'
+            return
         if self.task.n_steps:
             counted = self.task.loss.counted(target)
             weight = counted if weight is None else counted * weight[:, None]
@@ -55,6 +57,20 @@ class Score:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._sums, self._rows = dict(saved["sums"]), saved["rows"]
         self._low, self._high = saved["low"], saved["high"]
+
+    def joined(self, parts: Sequence[dict[str, Any]]) -> Score:
+        """The score of all that was counted, given what each of several processes counted."""
+        whole = Score(self.task)
+        for part in parts:
+            for key, total in part["sums"].items():
+                known = whole._sums.get(key)
+                whole._sums[key] = total if known is None else known + total
+            whole._rows += part["rows"]
+        lows = [part["low"] for part in parts if part["low"] is not None]
+        highs = [part["high"] for part in parts if part["high"] is not None]
+        if lows:
+            whole._low, whole._high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+        return whole
 
     def __bool__(self) -> bool:
         """Whether anything was counted."""

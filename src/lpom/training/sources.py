@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any, final
@@ -12,11 +13,12 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lpom.checks import check_number
 from lpom.exceptions import warn
 from lpom.methods import Batch
+from lpom.parallel import Ranks
 from lpom.training.signature import Signature
 from lpom.training.tasks import Task, as_array, as_tensor
 
@@ -54,16 +56,28 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """What must be the same for a run to go on with this data."""
 
-    def rewind(self) -> None:
-        """Forget what was read ahead: the generators stand elsewhere now."""
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Tells whether two processes have the same rows."""
+
+    def rewind(self, epochs: int = 0) -> None:
+        """Forget what was read ahead: so many epochs are done, the generators stand elsewhere."""
         return None
 
 
-def to_measure(X: Any, y: Any, task: Task, takes: Signature, weight: Any = None) -> Source:
+def to_measure(
+    X: Any,
+    y: Any,
+    task: Task,
+    takes: Signature,
+    weight: Any = None,
+    ranks: Ranks | None = None,
+) -> Source:
     """Rows that nothing is trained on, in batches as large as is good for a forward pass."""
     if isinstance(X, DataLoader):
         return Loader(X, takes, task)
-    return Arrays(X, y, task, takes, batch_size=min(ROWS, n_rows(X)) or None, weight=weight)
+    size = min(ROWS, n_rows(X)) or None
+    return Arrays(X, y, task, takes, batch_size=size, weight=weight, ranks=ranks)
 
 
 @final
@@ -72,7 +86,8 @@ class Arrays(Source):
 
     X is held once: as it was given if it has the network's dtype and device and rows one after
     the other, else as a copy that has. Memory maps stay on disk and sparse rows sparse; their
-    rows are brought together a batch at a time.
+    rows are brought together a batch at a time. All ``ranks`` have the same rows and draw the same
+    order, and each takes its part of every batch.
     """
 
     def __init__(
@@ -85,8 +100,9 @@ class Arrays(Source):
         batch_size: int | None = None,
         weight: Any = None,
         generator: torch.Generator | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.takes, self.like = takes, takes.like
+        self.takes, self.like, self.ranks = takes, takes.like, ranks
         dtype = self.like.dtype
         self.X = check_inputs(X, takes)
         self.n = n = self.X.shape[0]
@@ -124,13 +140,21 @@ class Arrays(Source):
         order = None
         if self.generators and self.steps != 1:
             order = torch.randperm(self.n, generator=self.generators[0])
-        return self._batches(order, skip)
+        if self.ranks is None:
+            return self._batches(order, skip)
+        return self._shares(self.ranks, order, skip)
 
     def in_order(self) -> Iterator[Batch]:
-        return self._batches(None, 0)
+        if self.ranks is None:
+            return self._batches(None, 0)
+        return self._part(self.ranks.rank, self.ranks.size)
 
     def probe(self) -> Batch:
-        return next(self.in_order())
+        return next(self._batches(None, 0))
+
+    def fingerprint(self) -> str:
+        rows = torch.linspace(0, self.n - 1, min(self.n, 1000)).long()
+        return self._batch(rows).fingerprint
 
     def describe(self) -> dict[str, Any]:
         return {"rows": self.n, "batch_size": self.batch_size, "weighted": self.weight is not None}
@@ -139,14 +163,43 @@ class Arrays(Source):
         if self.steps == 1:
             yield from [self.whole][skip:]
             return
+        for start, stop in self._places(skip):
+            yield self._batch(slice(start, stop) if order is None else order[start:stop])
+
+    def _places(self, skip: int = 0) -> Iterator[tuple[int, int]]:
+        """Where each batch but the first ones begins and ends."""
         for start in range(skip * self.batch_size, self.n, self.batch_size):
-            stop = min(start + self.batch_size, self.n)
-            rows: Any = slice(start, stop) if order is None else order[start:stop]
-            if isinstance(rows, Tensor):
-                rows = rows.to(self.like.device)
-            weight = None if self.weight is None else self.weight[rows]
-            counts = None if self.counts is None else self.counts[rows]
-            yield Batch(self._rows(rows), self.target[rows], weight, counts)
+            yield start, min(start + self.batch_size, self.n)
+
+    def _shares(self, ranks: Ranks, order: Tensor | None, skip: int) -> Iterator[Batch]:
+        """This rank's share of every batch."""
+        for start, stop in self._places(skip):
+            every = torch.arange(start, stop) if order is None else order[start:stop]
+            parts = every.tensor_split(ranks.parallel.data)
+            total: float | Tensor = float(len(every))
+            if self.weight is not None or self.counts is not None:
+                total = self._totals(every)
+            share = ranks.share([len(part) for part in parts], total)
+            yield replace(self._batch(parts[ranks.row]), share=share)
+
+    def _part(self, place: int, of: int) -> Iterator[Batch]:
+        """One of so many parts of all rows."""
+        for start, stop in self._places():
+            rows = torch.arange(start, stop).tensor_split(of)[place]
+            if len(rows):
+                yield self._batch(rows)
+
+    def _totals(self, rows: Tensor) -> Tensor:
+        weight = None if self.weight is None else self.weight[rows]
+        counts = None if self.counts is None else self.counts[rows]
+        return Batch(rows, self.target[rows[:1]], weight, counts).total_weight
+
+    def _batch(self, rows: Any) -> Batch:
+        if isinstance(rows, Tensor):
+            rows = rows.to(self.like.device)
+        weight = None if self.weight is None else self.weight[rows]
+        counts = None if self.counts is None else self.counts[rows]
+        return Batch(self._rows(rows), self.target[rows], weight, counts)
 
     def _rows(self, rows: Any) -> Tensor:
         found = dense_rows(self.X, rows)
@@ -158,7 +211,8 @@ class Loader(Source):
     """Batches of a ``DataLoader`` that yields ``(X, y)`` or ``(X, y, weight)``.
 
     Not every data set can be read twice: the iterator whose first batch tells what the task is
-    serves the first epoch.
+    serves the first epoch. Each of several ``ranks`` has a loader with rows of its own, and a batch
+    is what all of them give in a step; who has no more has an empty share of it.
     """
 
     task: Task
@@ -166,9 +220,15 @@ class Loader(Source):
     takes: Signature
 
     def __init__(
-        self, loader: DataLoader[Any], takes: Signature | None = None, task: Task | None = None
+        self,
+        loader: DataLoader[Any],
+        takes: Signature | None = None,
+        task: Task | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        self.loader = loader
+        self.loader, self.ranks = loader, ranks
+        self._epochs = 0  # that were begun
+        self._example: Batch | None = None
         if takes is not None:
             self.takes = takes
         self.generators = loader_generators(loader)
@@ -179,6 +239,9 @@ class Loader(Source):
             self.steps = len(loader)
         except TypeError:  # an iterable data set without a length
             self.steps = None
+        if ranks is not None:
+            found = ranks.gather(self.steps)
+            self.steps = None if None in found else max(steps or 0 for steps in found)
 
     def first(self) -> tuple[Any, Any]:
         """Inputs and targets of the first batch: enough to tell what the task is."""
@@ -186,6 +249,9 @@ class Loader(Source):
         return X, y
 
     def epoch(self, skip: int = 0) -> Iterator[Batch]:
+        if self._begun is None and isinstance(self.loader.sampler, DistributedSampler):
+            self.loader.sampler.set_epoch(self._epochs)
+        self._epochs += 1
         items, self._begun = self._begun or iter(self.loader), None
         skipped = sum(1 for _ in islice(items, skip))
         if skipped < skip:
@@ -193,16 +259,22 @@ class Loader(Source):
                 f"the run stood after batch {skip} of an epoch, but the DataLoader gave only "
                 f"{skipped}; it must give the same batches again to go on."
             )
-        return self._batches(items, whole_epoch=skip == 0)
+        batches = self._batches(items, whole_epoch=skip == 0)
+        return batches if self.ranks is None else self._shares(self.ranks, batches)
 
     def in_order(self) -> Iterator[Batch]:
-        return self.epoch()
+        items, self._begun = self._begun or iter(self.loader), None
+        return self._batches(items, whole_epoch=True)
 
     def probe(self) -> Batch:
-        return self._batch(self._first())
+        self._example = self._batch(self._first())
+        return self._example
 
-    def rewind(self) -> None:
-        self._begun = None
+    def rewind(self, epochs: int = 0) -> None:
+        self._begun, self._epochs = None, epochs
+
+    def fingerprint(self) -> str:
+        return self.probe().fingerprint
 
     def describe(self) -> dict[str, Any]:
         return {"batches": self.steps}
@@ -224,6 +296,24 @@ class Loader(Source):
         if counted == 0 and whole_epoch:
             raise ValueError(_ALL_ZERO)
 
+    def _shares(self, ranks: Ranks, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches that all ranks have a share of, until none has any more."""
+        last = self._example
+        while True:
+            batch = next(batches, None)
+            size = (-1.0, 0.0) if batch is None else (float(len(batch)), float(batch.total_weight))
+            found = torch.stack(
+                ranks.of_rows(self.takes.like.new_tensor(size, dtype=torch.float64))
+            )
+            if bool((found[:, 0] < 0).all()):
+                return
+            if batch is None:
+                assert last is not None  # the run has asked for a probe
+                batch = _first_rows(last, 0)
+            last = batch
+            rows = [int(n) for n in found[:, 0].clamp_min(0)]
+            yield replace(batch, share=ranks.share(rows, float(found[:, 1].sum())))
+
     def _batch(self, item: Any) -> Batch:
         X, y, *weight = _parts(item)
         like = self.takes.like
@@ -237,6 +327,15 @@ class Loader(Source):
             self.task.counts(target),
             whole=self.steps == 1,
         )
+
+
+def _first_rows(batch: Batch, n: int) -> Batch:
+    return Batch(
+        batch.inputs[:n],
+        batch.target[:n],
+        None if batch.weight is None else batch.weight[:n],
+        None if batch.counts is None else batch.counts[:n],
+    )
 
 
 def loader_generators(loader: DataLoader[Any]) -> list[torch.Generator]:

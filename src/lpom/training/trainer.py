@@ -16,6 +16,8 @@ from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
 from lpom.objective import total
+from lpom.parallel import Pipeline
+from lpom.parallel.team import Alone, Team
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
@@ -83,6 +85,9 @@ class Trainer:
         Where the run is kept.
     seed, generators
         What the generators were seeded with; they were noted before a batch was read.
+    team : Pipeline, optional
+        Who makes the steps. Of several processes each has a trainer; the first one measures the
+        epoch, calls back, and has the ``folder``, and all of them come to the same end.
     """
 
     def __init__(
@@ -102,9 +107,12 @@ class Trainer:
         callbacks: tuple[Callback, ...] = (),
         endless: bool = False,
         folder: RunFolder | None = None,
+        team: Pipeline | None = None,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
+        self.team: Team = team or Alone()
+        self._step = self._step_alone if team is None else team.step
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
@@ -129,11 +137,14 @@ class Trainer:
             modes = {module: module.training for module in self.model.modules()}
             total = None if self.train.steps is None else self.train.steps * self.epochs
             try:
-                with Bar(total, show) as bar:
+                with Bar(total, show if self.team.first else False) as bar:
                     self._run_epochs(bar)
+                times = (self._elapsed(), self.training_seconds)
+                self.seconds, self.training_seconds = self.team.of_first(times)
+                self._clock = None
             except (KeyboardInterrupt, Stopped) as reason:
                 self.status = "interrupted"
-                if not self._finite():
+                if self.team.size > 1 or not self._finite_here():
                     _put_back(self.model, self.good)
                 text = "training was interrupted; the weights stay as they were."
                 warn(f"{text} {reason}".strip(), UserWarning)
@@ -159,10 +170,13 @@ class Trainer:
             self._end_epoch()
             for sentence in self.state.new_remarks():
                 warn(sentence, ConvergenceWarning)
-            answers = [callback(self.history[-1]) for callback in self.callbacks]
+            answers: list[Any] = []
+            if self.team.first:
+                answers = [callback(self.history[-1]) for callback in self.callbacks]
+            asked = self.team.of_first(any(answer is True for answer in answers))
             if self.watch is not None and self.watch.stops:
                 self.status = "stopped-early"
-            elif any(answer is True for answer in answers):
+            elif asked:
                 self.status = "stopped"
             elif len(self.history) == self.epochs:
                 self.status = "finished"
@@ -172,8 +186,7 @@ class Trainer:
                 self._keep(epoch_ended=True)
         if self.best is not None:
             _put_back(self.model, self.best)
-        if self.folder is not None:
-            self.folder.write(self.state_dict())
+        self._write()
 
     def _begin_epoch(self, drawn_from: list[Tensor]) -> None:
         """Nothing done and nothing measured; the order of batches is drawn from these states."""
@@ -196,11 +209,11 @@ class Trainer:
         batches, self._batches = self._batches or self.train.epoch(), None
         self.model.train()
         clock = time.perf_counter() - self._epoch_seconds
-        for batch in batches:
+        for batch in self.team.ahead(batches):
             advance(self.state, 0.0 if self.endless else self._share_done())
-            outputs = self.method.step(self.problem, batch, self.state)
+            outputs = self._step(batch)
             self._done += 1
-            self._seen += len(batch.inputs)
+            self._seen += len(batch.inputs) if batch.share is None else batch.share.rows
             if outputs is not None:
                 self._unread.append((outputs, batch.target, batch.weight))
                 if len(self._unread) == _READ_EVERY:
@@ -215,20 +228,26 @@ class Trainer:
                     text += f"  {self.task.metric} {self._measured.score:.4f}"
                 done = epoch * (self.train.steps or 0) + self._done
                 bar.draw(done, f"epoch {epoch + 1}/{self.epochs}", text)
-            if self.folder is not None:
+            if self.folder is not None and self.team.size == 1:
                 self._keep()
                 clock = time.perf_counter() - self._epoch_seconds
+        self.team.drain()
+        self._epoch_seconds = time.perf_counter() - clock
         if self._done == 0:
             raise ValueError("the DataLoader gave no batch; at least one is needed.")
         if not self._finite():
             self._diverged()
+
+    def _step_alone(self, batch: Batch) -> Tensor | None:
+        return self.method.step(self.problem, batch, self.state)
 
     def _end_epoch(self) -> None:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         self.good = _weights(self.model)
         self._read()
-        measured = self._measured or measure(self.model, self.train, self.task)
+        measured = self._of_all(self._measured)
+        measured = measured or self._of_all(measure(self.model, self.train, self.task))
         if not measured:
             raise ValueError(
                 f"method {self.method.name!r} needs a second pass over the data to measure the "
@@ -237,7 +256,7 @@ class Trainer:
             )
         checked = None
         if self.validation is not None:
-            checked = measure(self.model, self.validation, self.task)
+            checked = self._of_all(measure(self.model, self.validation, self.task))
             if not checked:
                 raise ValueError("validation_data gave no batch; at least one is needed.")
         with evaluating(self.model), self.generators.untouched():
@@ -246,36 +265,58 @@ class Trainer:
         if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
             self.best = self.good
 
+    def _of_all(self, score: Score) -> Score:
+        """What all processes have counted together."""
+        if self.team.size == 1:
+            return score
+        return score.joined(self.team.gather(score.state_dict()))
+
+    def _write(self) -> bool:
+        """Write a checkpoint, if the run is kept; whether that went well."""
+        if not self.team.of_first(self.folder is not None):
+            return False
+        run = self.state_dict()
+        return self.team.of_first(self.folder is not None and self.folder.write(run))
+
     def _keep(self, *, epoch_ended: bool = False) -> None:
-        """Between two steps: write a checkpoint if it is due, stop if a signal asked for it."""
-        folder = self.folder
-        if folder is None:
-            return
-        asked = folder.signals.received is not None
-        due = asked or folder.due(len(self.history), epoch_ended)
-        kept = folder.write(self.state_dict()) if due else False
+        """Between two steps: write a checkpoint if it is due, stop if a signal asked for it.
+
+        Several processes do so between two epochs only, when nothing is under way.
+        """
+        folder, asked, due = self.folder, False, False
+        if folder is not None:
+            asked = folder.signals.received is not None
+            due = asked or folder.due(len(self.history), epoch_ended)
+        asked, due = self.team.of_first((asked, due))
+        kept = self._write() if due else False
         if asked:
-            folder.signals.heeded = True
-            where = f"with checkpoint={str(folder.folder)!r}"
-            raise Stopped(f"Call fit again {where} to go on from there." if kept else "")
+            where = ""
+            if folder is not None:
+                folder.signals.heeded = True
+                where = f" with checkpoint={str(folder.folder)!r}"
+            raise Stopped(f"Call fit again{where} to go on from there." if kept else "")
 
     def _record(self, measured: Score, checked: Score | None) -> None:
         self.method.end_epoch(self.problem, self._probe, self.state)
+        epoch = self._epoch(measured, checked) if self.team.first else None
+        epoch = self.team.of_first(epoch)
+        assert epoch is not None  # the first made it
+        self.history.epochs.append(epoch)
+
+    def _epoch(self, measured: Score, checked: Score | None) -> Epoch:
         objective = self.method.objective(self.problem, self._probe, self.state)
         size = float(self._probe.total_weight)
-        self.history.epochs.append(
-            Epoch(
-                epoch=len(self.history) + 1,
-                seconds=self._epoch_seconds,
-                samples_per_second=self._seen / self._epoch_seconds,
-                objective=objective.total / size,
-                loss=measured.loss,
-                score=measured.score,
-                validation_loss=None if checked is None else checked.loss,
-                validation_score=None if checked is None else checked.score,
-                gaps=tuple(gap / size for gap in objective.gaps),
-                rates=tuple(self.method.rates(self.problem, self._probe, self.state)),
-            )
+        return Epoch(
+            epoch=len(self.history) + 1,
+            seconds=self._epoch_seconds,
+            samples_per_second=self._seen / self._epoch_seconds,
+            objective=objective.total / size,
+            loss=measured.loss,
+            score=measured.score,
+            validation_loss=None if checked is None else checked.loss,
+            validation_score=None if checked is None else checked.score,
+            gaps=tuple(gap / size for gap in objective.gaps),
+            rates=tuple(self.method.rates(self.problem, self._probe, self.state)),
         )
 
     def _comment(self, measured: Score) -> None:
@@ -328,6 +369,9 @@ class Trainer:
         return self.watch is not None and self.validation is not None
 
     def _finite(self) -> bool:
+        return all(self.team.gather(self._finite_here()))
+
+    def _finite_here(self) -> bool:
         return all(bool(torch.isfinite(p).all()) for p in self.problem.graph.parameters)
 
     def _diverged(self) -> None:
@@ -371,7 +415,7 @@ class Trainer:
             "run": self.describe(),
             "status": self.status,
             "model": dict(_named(self.model)),
-            "method": self.state.state_dict(),
+            "method": self.team.memory(self.state.state_dict()),
             "generators": {
                 "start": self.generators.start,
                 "epoch": self._drawn_from,
@@ -379,7 +423,7 @@ class Trainer:
             },
             "batches done": self._done,
             "samples seen": self._seen,
-            "measured": self._measured.state_dict(),
+            "measured": self._of_all(self._measured).state_dict(),
             "history": [asdict(epoch) for epoch in self.history],
             "early stopping": None if self.watch is None else self.watch.state_dict(),
             "good": self.good,
@@ -405,7 +449,7 @@ class Trainer:
         self._begin_epoch(drawn["epoch"])
         self.status = saved["status"]
         if self.history:
-            self.train.rewind()
+            self.train.rewind(len(self.history))
         if self.status == "running" and saved["batches done"]:  # else the order is still to draw
             if self.history:
                 self.generators.restore(drawn["epoch"])

@@ -8,7 +8,7 @@ residuals :math:`R_u` everything is least squares on the stacked :math:`J_u`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -18,7 +18,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.graph import Graph, Node, Switches
-from lpom.weights.gram import Gram, gram
+from lpom.weights.gram import Add, Gram, gram
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """The rows of a batch that this rank has, where others have the rest.
+
+    ``first`` is the place of its first row among all ``rows``, ``total`` what means over all of
+    them are divided by. ``add`` adds a tensor up over the ranks; ``begin`` begins to, and
+    ``finish`` waits until all that was begun is there.
+    """
+
+    first: int
+    rows: int
+    total: float | Tensor
+    add: Add
+    begin: Callable[[Tensor], None]
+    finish: Callable[[], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +151,14 @@ class LeastSquares(ABC):
         """Change the weights in place."""
 
 
-def least_squares(block: Block, uses: Sequence[Use], ridge: float) -> LeastSquares:
+def least_squares(
+    block: Block, uses: Sequence[Use], ridge: float, share: Share | None = None
+) -> LeastSquares:
     """By a Gram matrix where the edge is a Linear or a Conv2d, else by conjugate gradients."""
     layer = block.layer
     if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _unfolds(layer)):
-        return ByGram(layer, uses, ridge)
-    return ByConjugateGradients(block, uses, ridge)
+        return ByGram(layer, uses, ridge, share)
+    return ByConjugateGradients(block, uses, ridge, share)
 
 
 def _unfolds(layer: nn.Conv2d) -> bool:
@@ -152,13 +171,20 @@ def _unfolds(layer: nn.Conv2d) -> bool:
 class ByGram(LeastSquares):
     """The rows that the weights multiply, of all uses under each other, and their Gram matrix."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, uses: Sequence[Use], ridge: float) -> None:
+    def __init__(
+        self,
+        layer: nn.Linear | nn.Conv2d,
+        uses: Sequence[Use],
+        ridge: float,
+        share: Share | None = None,
+    ) -> None:
         self.layer, self.uses = layer, uses
         A = torch.cat([design(layer, use.sources[0].detach()) for use in uses])
         self.scale: Tensor | None = None
         if any(use.weight is not None for use in uses):
             self.scale = torch.cat([self._per_row(use) for use in uses]).sqrt()[:, None]
-        self.gram: Gram = gram(A, ridge, None if self.scale is None else self.scale[:, 0].square())
+        weight = None if self.scale is None else self.scale[:, 0].square()
+        self.gram: Gram = gram(A, ridge, weight, None if share is None else share.add)
         self.deficient = self.gram.deficient
 
     def _per_row(self, use: Use) -> Tensor:
@@ -166,7 +192,7 @@ class ByGram(LeastSquares):
         rows = len(self._rows(use.Z))
         if use.weight is None:
             return use.Z.new_ones(rows)
-        return use.weight.repeat_interleave(rows // len(use.weight))
+        return use.weight.repeat_interleave(rows // max(1, len(use.weight)))
 
     def solve(self, residuals: Sequence[Tensor]) -> Tensor:
         return self.gram.solve(self._stacked(residuals))
@@ -176,7 +202,7 @@ class ByGram(LeastSquares):
 
     def adjoint(self, residuals: Sequence[Tensor]) -> Tensor:
         """The gradient that residuals make, as a matrix (inputs and bias, outputs)."""
-        return self.gram.A.T @ self._stacked(residuals)
+        return self.gram.adjoint(self._stacked(residuals))
 
     def apply_matrix(self, D: Tensor) -> list[Tensor]:
         """What a change of the matrix does to the ``Z`` of each use."""
@@ -250,8 +276,10 @@ class ByConjugateGradients(LeastSquares):
     the norm estimated from a few random signs.
     """
 
-    def __init__(self, block: Block, uses: Sequence[Use], ridge: float) -> None:
-        self.parameters, self.uses = block.parameters, uses
+    def __init__(
+        self, block: Block, uses: Sequence[Use], ridge: float, share: Share | None = None
+    ) -> None:
+        self.parameters, self.uses, self.share = block.parameters, uses, share
         self.weights = [
             None if use.weight is None else use.weight.view(-1, *[1] * (use.value.ndim - 1))
             for use in uses
@@ -286,8 +314,8 @@ class ByConjugateGradients(LeastSquares):
 
     def apply(self, C: Tensor) -> list[Tensor]:
         changes = self._split(C)
-        return [
-            torch.autograd.grad(back, probe, changes, retain_graph=True)[0]
+        return [  # zeros where a share of no rows leaves nothing to differentiate
+            torch.autograd.grad(back, probe, changes, retain_graph=True, materialize_grads=True)[0]
             for back, probe in zip(self._backs, self._probes, strict=True)
         ]
 
@@ -296,7 +324,7 @@ class ByConjugateGradients(LeastSquares):
             parameter.detach().add_(change)
 
     def _adjoint(self, values: Sequence[Tensor]) -> Tensor:
-        """``J^T W values``, summed over uses, W the weights of the samples."""
+        """``J^T W values``, summed over uses and ranks, W the weights of the samples."""
         total: Tensor | None = None
         for use, value, weight in zip(self.uses, values, self.weights, strict=True):
             weighted = value if weight is None else weight * value
@@ -304,11 +332,19 @@ class ByConjugateGradients(LeastSquares):
             flat = torch.cat([gradient.flatten() for gradient in found])
             total = flat if total is None else total + flat
         assert total is not None  # a block has a use
-        return total
+        return total if self.share is None else self.share.add(total)
 
     def _split(self, C: Tensor) -> list[Tensor]:
         parts = torch.split(C, [p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def _signs(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
+        """Random signs; each row has the same ones, whichever rank it is on."""
+        first, rows = 0, shape[0]
+        if self.share is not None:
+            first, rows = self.share.first, self.share.rows
+        signs = torch.randint(0, 2, (rows, *shape[1:]), generator=generator) * 2 - 1
+        return signs[first : first + shape[0]]
 
     def _squared_norm(self, probes: int = 8) -> float:
         generator = torch.Generator().manual_seed(0)
@@ -316,8 +352,7 @@ class ByConjugateGradients(LeastSquares):
         for _ in range(probes):
             signs = []
             for use, weight in zip(self.uses, self.weights, strict=True):
-                sign = torch.randint(0, 2, use.value.shape, generator=generator) * 2 - 1
-                sign = sign.to(use.value)
+                sign = self._signs(use.value.shape, generator).to(use.value)
                 # the adjoint weights once, and the norm is that of the rows times the root
                 signs.append(sign if weight is None else sign / weight.sqrt().clamp_min(1e-30))
             total += float(self._adjoint(signs).square().sum()) / probes

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lpom.weights.blocks import Block, ByGram, Use, least_squares
+from lpom.weights.blocks import Block, ByGram, Share, Use, least_squares
 from lpom.weights.penalised import Penalised
 
 
@@ -24,6 +24,7 @@ def exact_step(
     *,
     iterations: int = 1,
     ridge: float = 0.1,
+    share: Share | None = None,
 ) -> bool:
     r"""Algorithm 2 in the metric of the states, in place; returns whether they were deficient.
 
@@ -31,13 +32,13 @@ def exact_step(
     accelerated sequence :math:`Y_k`, for all uses at once, :math:`\gamma` the largest of theirs.
     The pseudo-inverse is never formed: every iterate is the old weights plus what coefficients
     :math:`C` stand for. With a ridge :math:`X^T X + \lambda I` still majorises and Theorem 4 holds
-    in that metric.
+    in that metric. With a ``share`` of the batch the problem is that of all ranks' rows.
     """
     if block.layer is not None:
-        uses = [use for use in map(Use.counting, uses) if len(use.goal)]
+        uses = _counting(uses, share)
     if not uses:
         return False
-    squares = least_squares(block, uses, ridge)
+    squares = least_squares(block, uses, ridge, share)
     phis = [use.node.activation.phi for use in uses]
     gamma = max(use.node.activation.lipschitz for use in uses)
 
@@ -69,6 +70,7 @@ def penalised_step(
     iterations: int = 1,
     ridge: float = 0.1,
     inner: int = 10,
+    share: Share | None = None,
 ) -> None:
     r"""Algorithm 2 with penalties, in place. Each iteration has the subproblem
 
@@ -88,10 +90,10 @@ def penalised_step(
     """
     if not ridge > 0:
         raise ValueError(f"exact weights with penalties need a ridge above 0, got {ridge!r}.")
-    uses = [use for use in map(Use.counting, uses) if len(use.goal)]
+    uses = _counting(uses, share)
     if not uses:
         return
-    squares = least_squares(block, uses, ridge)
+    squares = least_squares(block, uses, ridge, share)
     if not isinstance(squares, ByGram):
         raise ValueError(
             f"exact weights with penalties are for Linear and Conv2d layers, and {block.names[0]} "
@@ -130,6 +132,12 @@ def penalised_step(
         penalised.multipliers[block.names[0]] = strength * U
     for parameter, part in squares.parts(W).items():
         parameter.detach().copy_(part)
+
+
+def _counting(uses: Sequence[Use], share: Share | None) -> list[Use]:
+    """Uses without the samples that count for nothing, if any are left here or on other ranks."""
+    kept = [use.counting() for use in uses]
+    return [use for use in kept if len(use.goal) or share is not None]
 
 
 def next_theta(theta: float) -> float:

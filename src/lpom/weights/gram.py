@@ -20,6 +20,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+#: Adds a tensor up over all ranks, in place.
+Add = Callable[[Tensor], Tensor]
+
 
 class Gram(ABC):
     r"""Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
@@ -44,6 +47,10 @@ class Gram(ABC):
     def weights(self, C: Tensor) -> Tensor:
         """The weight change they stand for, one row per output as in a map's matrix, (out, n)."""
 
+    def adjoint(self, R: Tensor) -> Tensor:
+        """``A^T R``, over the rows of all ranks."""
+        return self.A.T @ R
+
     @abstractmethod
     def invert(self, B: Tensor) -> Tensor:
         """``(A^T A + lambda I)^-1 B`` for any ``B`` (n, out), by the same factor."""
@@ -51,14 +58,21 @@ class Gram(ABC):
 
 @final
 class Columns(Gram):
-    """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``."""
+    """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``.
 
-    def __init__(self, A: Tensor, ridge: Tensor) -> None:
-        self.A, self.ridge = A, ridge
-        self._inverse, self.deficient = inverse(A.T @ A, ridge)
+    Of rows that other ranks have, only such products need to be known: ``add`` adds them up.
+    """
+
+    def __init__(self, A: Tensor, ridge: Tensor, add: Add | None = None) -> None:
+        self.A, self.ridge, self._add = A, ridge, add
+        self._inverse, self.deficient = inverse(self.adjoint(A), ridge)
+
+    def adjoint(self, R: Tensor) -> Tensor:
+        product = self.A.T @ R
+        return product if self._add is None else self._add(product)
 
     def solve(self, R: Tensor) -> Tensor:
-        return self._inverse(self.A.T @ R)
+        return self._inverse(self.adjoint(R))
 
     def apply(self, C: Tensor) -> Tensor:
         return self.A @ C
@@ -120,16 +134,22 @@ class IndependentRows(Gram):
         return self.A.T @ self.rows.solve(self.rows.solve(self.A @ B))
 
 
-def gram(A: Tensor, ridge: float = 0.0, weight: Tensor | None = None) -> Gram:
+def gram(
+    A: Tensor, ridge: float = 0.0, weight: Tensor | None = None, add: Add | None = None
+) -> Gram:
     r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
 
     The ridge is relative, :math:`\lambda = ridge \cdot \|A\|_F^2 / n`, so one default serves layers
     of every scale, and a row that stands twice counts as one with weight two. Row weights are
     folded into ``A`` as their square roots, and the caller scales its right-hand sides alike.
+    With ``add`` other ranks have rows too.
     """
     if weight is not None:
         A = weight.sqrt()[:, None] * A
-    strength = ridge * A.square().sum() / A.shape[1]
+    squares = A.square().sum()
+    strength = ridge * (squares if add is None else add(squares)) / A.shape[1]
+    if add is not None:
+        return Columns(A, strength, add)
     if len(A) > A.shape[1]:
         return Columns(A, strength)
     rows = Rows(A, strength)

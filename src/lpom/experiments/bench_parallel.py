@@ -1,0 +1,331 @@
+"""What two ranks are worth on this machine, beside the usual ways; and more ranks in a model.
+
+Machines are noisy, so all contenders take turns in one run, some steps at a time. Each rank has one
+thread, but for the contender that has two.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lpom import losses, methods
+from lpom.experiments import schedules
+from lpom.experiments.schedules import SCHEDULES, Part, Wire
+from lpom.graph import Graph
+from lpom.methods import LPOM, Batch, Problem
+from lpom.parallel import Parallel, Pipeline, Ranks
+from lpom.parallel.stages import Stage, cut
+from lpom.training.signature import Signature
+
+MICRO_BATCHES = 4
+_RATE = 1e-3
+Steps = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median seconds of a step, how many times as fast as one rank, and what the model says."""
+
+    name: str
+    ranks: int
+    seconds: float
+    speed: float
+    predicted: float | None = None
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Speed per rank, relative to one rank, by schedule; rows are shared beyond ``layers``."""
+
+    ranks: int
+    layers: int
+    efficiency: dict[str, float]
+
+
+def bench_parallel(
+    model: nn.Sequential,
+    shape: Sequence[int],
+    *,
+    batch_size: int = 100,
+    steps: int = 20,
+    rounds: int = 5,
+    seed: int = 0,
+) -> list[Measured]:
+    """Time steps of each way to train, in both processes of a run of two; for both the same."""
+    torch.set_num_threads(1)
+    layers, data = Ranks(Parallel(layers=2), _CPU), Ranks(Parallel(data=2), _CPU)
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.rand(batch_size, *shape, generator=generator)
+    y = torch.randint(10, (batch_size,), generator=generator)
+    half = slice(0, batch_size // 2) if layers.first else slice(batch_size // 2, None)
+    contenders: dict[str, tuple[int, Steps]] = {
+        "LPOM, one rank": (1, _alone(model, X, y)),
+        "LPOM, one rank of two threads": (1, _alone(model, X, y, threads=2)),
+        "LPOM, layers, pipelined": (2, _lpom(model, X, y, layers)),
+        "LPOM, rows": (2, _lpom(model, X, y, data)),
+        "back-propagation, one rank": (1, _backprop(model, X, y)),
+        "back-propagation, DDP": (2, _backprop(model, X[half], y[half], ddp=True)),
+        "back-propagation, GPipe": (2, _torch_pipeline(model, X, y, layers, "ScheduleGPipe")),
+        "back-propagation, 1F1B": (2, _torch_pipeline(model, X, y, layers, "Schedule1F1B")),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for round_ in range(rounds + 1):
+        for name, (ranks, run) in contenders.items():
+            dist.barrier()
+            start = time.perf_counter()
+            if ranks == 2 or layers.first:
+                run(steps)
+            dist.barrier()
+            if round_:  # the first one warms up
+                times[name].append((time.perf_counter() - start) / steps)
+    wire = measure_wire(layers)
+    predicted = _predictions(model, X, y, wire) if layers.first else {}
+    predicted = layers.of_first(predicted)
+    # each against itself
+    base = {name: times[f"{name}, one rank"] for name in ("LPOM", "back-propagation")}
+    return [
+        Measured(
+            name,
+            ranks,
+            statistics.median(times[name]),
+            statistics.median(
+                a / b for a, b in zip(base[name.partition(",")[0]], times[name], strict=True)
+            ),
+            predicted.get(name),
+        )
+        for name, (ranks, _) in contenders.items()
+    ]
+
+
+def predict(
+    model: nn.Sequential,
+    shape: Sequence[int],
+    ranks: Sequence[int],
+    wire: Wire,
+    *,
+    batch_size: int = 100,
+) -> list[Predicted]:
+    """What so many ranks would do, by the model, with the times of the layers on this machine.
+
+    As many ranks as can share the layers; beyond that each such team has a batch of its own, and
+    their gradients are added up.
+    """
+    torch.set_num_threads(1)
+    problem, batch = _problem(model, torch.rand(batch_size, *shape), None)
+    nodes = measure_nodes(problem, batch)
+    alone = _joined(nodes)
+    one = alone.forward + alone.backward + alone.update
+    found = []
+    for count in ranks:
+        layers = max(k for k in range(1, min(count, len(nodes)) + 1) if count % k == 0)
+        data = count // layers
+        parts = _parts(problem.graph, nodes, layers)
+        per_batch = {
+            name: schedules.seconds_per_batch(schedule, parts, wire, data)
+            for name, schedule in SCHEDULES.items()
+        }
+        efficiency = {name: one / (layers * seconds) for name, seconds in per_batch.items()}
+        # every rank all layers, and a batch of its own
+        efficiency["DDP"] = one / schedules.with_sum(alone, wire, count)
+        found.append(Predicted(count, layers, efficiency))
+    return found
+
+
+_CPU = torch.device("cpu")
+
+
+def _problem(model: nn.Module, X: Tensor, y: Tensor | None) -> tuple[Problem, Batch]:
+    model = copy.deepcopy(model).train()
+    takes = Signature.of(model, X)
+    loss = losses.get("cross-entropy")
+    labels = torch.zeros(len(X), dtype=torch.long) if y is None else y
+    target = loss.encode(labels, takes.n_outputs, takes.n_outputs)
+    return Problem(takes.graph, loss, model), Batch(takes.inputs(X), target)
+
+
+def _alone(model: nn.Module, X: Tensor, y: Tensor, threads: int = 1) -> Steps:
+    problem, batch = _problem(model, X, y)
+    method = LPOM()
+    state = method.init(problem)
+
+    def run(steps: int) -> None:
+        torch.set_num_threads(threads)
+        for _ in range(steps):
+            method.step(problem, batch, state)
+        torch.set_num_threads(1)
+
+    return run
+
+
+def _lpom(model: nn.Module, X: Tensor, y: Tensor, ranks: Ranks) -> Steps:
+    problem, batch = _problem(model, X, y)
+    method = LPOM()
+    pipeline = Pipeline(
+        method,
+        problem,
+        method.init(problem),
+        ranks,
+        batch.inputs[:3],
+        len(X) // ranks.parallel.data,
+    )
+    if ranks.parallel.data > 1:
+        rows = [len(part) for part in X.tensor_split(2)]
+        begin = sum(rows[: ranks.row])
+        own = slice(begin, begin + rows[ranks.row])
+        share = ranks.share(rows, float(len(X)))
+        batch = Batch(batch.inputs[own], batch.target[own], share=share)
+
+    def run(steps: int) -> None:
+        for again in pipeline.ahead(repeat(batch, steps)):
+            pipeline.step(again)
+        pipeline.end_batches()
+
+    return run
+
+
+def _backprop(model: nn.Module, X: Tensor, y: Tensor, ddp: bool = False) -> Steps:
+    model = copy.deepcopy(model).train()
+    run_by: nn.Module = nn.parallel.DistributedDataParallel(model) if ddp else model
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE, fused=True)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            F.cross_entropy(run_by(X), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+    return run
+
+
+def _torch_pipeline(
+    model: nn.Sequential, X: Tensor, y: Tensor, ranks: Ranks, schedule: str
+) -> Steps:
+    """torch's own pipeline, cut where LPOM's is."""
+    from torch.distributed import pipelining
+
+    problem, batch = _problem(model, X, y)
+    method = methods.get("lpom")
+    ends = Pipeline(method, problem, method.init(problem), ranks, batch.inputs[:3], len(X)).ends
+    above = {
+        id(parameter)
+        for node in problem.graph.nodes[ends[0] :]
+        for parameter in node.edge.parameters
+    }
+    layers = list(problem.model.children())
+    place = next(
+        i for i, layer in enumerate(layers) if any(id(p) in above for p in layer.parameters())
+    )
+    own = nn.Sequential(*(layers[:place] if ranks.first else layers[place:]))
+    stage = pipelining.PipelineStage(own, ranks.rank, 2, _CPU)
+    made = getattr(pipelining, schedule)(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
+    optimizer = torch.optim.Adam(own.parameters(), lr=_RATE, fused=True)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            if ranks.first:
+                made.step(X)
+            else:
+                made.step(target=y)
+            optimizer.step()
+
+    return run
+
+
+@torch.no_grad()
+def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part]:
+    """Each node by itself, as a rank that holds it alone would do it; medians."""
+    graph, method = problem.graph, LPOM()
+    _, X = graph.feed_forward(batch.inputs)
+    ends = [node.index for node in graph]
+    parts = []
+    for layer, node in enumerate(graph):
+        stage = Stage.of(graph, ends, layer)
+        stage.inbox.update({index: X[index] for index, _ in stage.received})
+        own = Problem(stage.graph, problem.loss, problem.model)
+        state = method.init(own)
+        pull = 1e-3 * torch.randn_like(X[node.index])
+        seconds: list[tuple[float, float, float]] = []
+        for _ in range(repeats):
+            clock = [time.perf_counter()]
+            states = method.feed_forward(own, batch, state)
+            clock.append(time.perf_counter())
+            nodes = [states.graph[index] for index in stage.own]
+            states.pull(nodes[-1], pull)
+            method.sweep_down(states, nodes, own, batch, state)
+            clock.append(time.perf_counter())
+            method.update(states, batch, state)
+            clock.append(time.perf_counter())
+            seconds.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
+        forward, backward, update = (
+            statistics.median(column) for column in zip(*seconds, strict=True)
+        )
+        size = X[node.index].element_size()
+        weights = sum(p.numel() for p in node.edge.parameters)
+        sent = X[node.index].numel() * size
+        parts.append(Part(forward, backward, update, sent, weights * size))
+    return parts
+
+
+def _joined(nodes: Sequence[Part]) -> Part:
+    return Part(
+        sum(node.forward for node in nodes),
+        sum(node.backward for node in nodes),
+        sum(node.update for node in nodes),
+        nodes[-1].sent,
+        sum(node.weights for node in nodes),
+    )
+
+
+def _parts(graph: Graph, nodes: Sequence[Part], layers: int) -> list[Part]:
+    """Nodes joined to parts of even work."""
+    costs = [node.forward + node.backward + node.update for node in nodes]
+    ends = cut(graph, costs, [0.0] * (len(nodes) + 1), layers)
+    return [_joined(nodes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def _predictions(model: nn.Module, X: Tensor, y: Tensor, wire: Wire) -> dict[str, float]:
+    """Seconds of a step that the model says for each contender with two ranks."""
+    problem, batch = _problem(model, X, y)
+    nodes = measure_nodes(problem, batch)
+    parts = _parts(problem.graph, nodes, 2)
+    rows = schedules.rows_apart(_joined(nodes), wire, 2)
+    return {
+        "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, wire),
+        "LPOM, rows": rows,
+        "back-propagation, DDP": rows,
+        "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, parts, wire),
+        "back-propagation, 1F1B": schedules.seconds_per_batch(
+            schedules.one_forward_one_back, parts, wire
+        ),
+    }
+
+
+def measure_wire(ranks: Ranks, repeats: int = 20) -> Wire:
+    """Between two ranks: a small and a large message, there and back."""
+    other, halves = 1 - ranks.layer, []
+    for size in (1, 1 << 18):
+        message, seconds = torch.zeros(size), []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            if ranks.first:
+                ranks.send(message, other)
+                ranks.receive((size,), message, other)()
+            else:
+                ranks.receive((size,), message, other)()
+                ranks.send(message, other)
+            seconds.append((time.perf_counter() - start) / 2)
+        halves.append(statistics.median(seconds))
+    ranks.wait_for_sent()
+    small, large = halves
+    return Wire(small, 4 * (1 << 18) / max(large - small, 1e-9))

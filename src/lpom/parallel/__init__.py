@@ -1,0 +1,6 @@
+"""Layers at the same time and rows side by side, over ``torch.distributed``."""
+
+from lpom.parallel.pipeline import Pipeline
+from lpom.parallel.ranks import Parallel, Ranks
+
+__all__ = ["Parallel", "Pipeline", "Ranks"]

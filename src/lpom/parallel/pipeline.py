@@ -1,0 +1,241 @@
+r"""LPOM's interleaved step on the nodes of one rank.
+
+Upwards go the states that other ranks read, downwards the pulls on them,
+:math:`\sum_c (\mu_c / \mu_v) A_c^T R_c`: nothing else of a layer is known elsewhere. Since a state
+is a variable, it can be moved when its pull arrives, by weights that have moved since it was fed
+forward; no copy of the old ones is kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from lpom.graph.edges import BatchNormOverRanks
+from lpom.methods import LPOM, Batch, Method, Problem, State
+from lpom.methods.lpom import LPOMState, Straight, Sweeps
+from lpom.parallel.ranks import Parallel, Ranks
+from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
+from lpom.parallel.team import Team
+from lpom.states import States
+from lpom.weights.blocks import blocks
+
+T = TypeVar("T")
+_Arriving = list[tuple[int, Callable[[], Tensor]]]  # states or pulls, by the index of the state
+_UnderWay = tuple[States, Batch, _Arriving]
+
+
+@final
+class Pipeline(Team):
+    """The steps of one rank: feed a batch forward; move states and weights by an earlier one.
+
+    Parameters
+    ----------
+    method, problem, state : those of the whole network. The optimiser in ``state`` is given the
+        gradients of this rank's weights only, so its memory is of these
+    ranks : the processes of the run
+    example, rows : a few samples, and how many there are in a batch, to see what the nodes cost
+    """
+
+    def __init__(
+        self,
+        method: Method[Any],
+        problem: Problem,
+        state: State,
+        ranks: Ranks,
+        example: Tensor,
+        rows: int,
+    ) -> None:
+        self.method, self.ranks = check(method, problem, ranks.parallel), ranks
+        assert isinstance(state, LPOMState)  # as the method makes it
+        self.whole = state
+        self.size, self.first = ranks.size, ranks.first
+        graph, parallel = problem.graph, ranks.parallel
+        if parallel.data > 1:
+            graph = with_batch_norm_over_ranks(graph, ranks.add)
+        with torch.random.fork_rng(devices=[]):
+            _, X = problem.graph.feed_forward(example)
+            costs = work(problem.graph, example, rows)
+        self._shapes = [(len(x) / len(example), tuple(x.shape[1:])) for x in X]
+        sizes = [rows * x.numel() / len(example) for x in X]
+        self.ends = ranks.of_first(cut(graph, costs, sizes, parallel.layers))
+        self.stage = Stage.of(graph, self.ends, ranks.layer)
+        self.problem = Problem(self.stage.graph, problem.loss, problem.model)
+        exact = bool(state.blocks)
+        self.state = replace(
+            state,
+            mu=self.stage.mu(state.mu),
+            blocks=blocks(self.stage.graph) if exact else [],
+        )
+        self._kept = [
+            _tensors(Stage.of(graph, self.ends, layer)) for layer in range(parallel.layers)
+        ]
+        self._last = ranks.layer == parallel.layers - 1
+        self.lag = parallel.layers - 1 - ranks.layer if parallel.delay == "pipelined" else 0
+        # what was sent this many messages ago has arrived: no rank is behind by so many batches
+        per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
+        self._messages = 2 * parallel.layers * per_batch
+        self._under_way: deque[_UnderWay] = deque()
+        self._arriving: _Arriving | None = None  # states for the next batch
+        self._following: int | None = None  # the rows of that
+        self._like = example.new_empty((), dtype=graph.parameters[0].dtype)
+
+    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches. Who knows that another one follows can let its states arrive early."""
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None)
+            self._following = None if following is None else len(following)
+            yield batch
+            batch = following
+
+    @torch.no_grad()
+    def step(self, batch: Batch) -> Tensor | None:
+        """Begin with a batch, and end the one before it by as many as may be under way.
+
+        Returns the network's outputs on the batch where they are known: on the last layer.
+        """
+        whole = self.whole
+        self.state.progress, self.state.remarks = whole.progress, whole.remarks
+        self.state.steps = whole.steps
+        outputs = self._feed_forward(batch)
+        while len(self._under_way) > self.lag:
+            self._move(*self._under_way.popleft())
+        self.ranks.wait_for_sent(but=self._messages)
+        whole.steps += 1
+        return outputs
+
+    @torch.no_grad()
+    def end_batches(self) -> None:
+        """End all that are under way."""
+        while self._under_way:
+            self._move(*self._under_way.popleft())
+        self.ranks.wait_for_sent()
+
+    def drain(self) -> None:
+        """End all batches that are under way, and let all ranks have all weights."""
+        self.end_batches()
+        if len(self._kept) > 1:
+            for layer, tensors in enumerate(self._kept):
+                for tensor in tensors:
+                    self.ranks.from_layer(tensor, layer)
+
+    def gather(self, value: T) -> list[T]:
+        return self.ranks.gather(value)
+
+    def of_first(self, value: T) -> T:
+        return self.ranks.of_first(value)
+
+    def forget_others(self) -> None:
+        """Of an optimiser's memory keep that of this rank's weights."""
+        if self.state.optimizer is not None:
+            memory, own = self.state.optimizer.state, set(self.stage.graph.parameters)
+            for parameter in [parameter for parameter in memory if parameter not in own]:
+                del memory[parameter]
+
+    def memory(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The optimiser's memory of a weight is on the ranks that move it."""
+        if state["optimizer"] is None:
+            return state
+        found = self.ranks.gather(state["optimizer"]["memory"])
+        merged = {name: memory for part in found for name, memory in part.items()}
+        whole = {name: merged[name] for name in sorted(merged, key=int)}
+        return state | {"optimizer": state["optimizer"] | {"memory": whole}}
+
+    def _feed_forward(self, batch: Batch) -> Tensor | None:
+        stage, ranks = self.stage, self.ranks
+        for index, wait in self._arriving or self._receive(len(batch)):
+            stage.inbox[index] = wait()
+        states = self.method.feed_forward(self.problem, batch, self.state)
+        pulls = []
+        for index, layers in stage.sent:
+            X = states.state(stage.numbers[index])
+            for layer in layers:
+                ranks.send(X, layer)
+                shape = self._shape(index, len(batch))
+                pulls.append((index, ranks.receive(shape, self._like, layer)))
+        self._under_way.append((states, batch, pulls))
+        self._arriving = None if self._following is None else self._receive(self._following)
+        self._following = None
+        known = self._last and states.graph is self.problem.graph
+        return states.outputs if known else None
+
+    def _move(self, states: States, batch: Batch, pulls: _Arriving) -> None:
+        stage, graph = self.stage, states.graph
+        if self._last:
+            pull = self.method.loss_pull(states, self.problem, batch)
+            states.pull(graph[graph.output], pull)
+        for index, wait in pulls:
+            states.pull(graph[stage.numbers[index]], wait(), own=True)
+        if self.lag and self.state.blocks:  # they are solved for as they are now
+            states.weights_moved()
+        own = [graph[index] for index in stage.own]
+        self.method.sweep_down(states, own, self.problem, batch, self.state)
+        for index, layer in stage.received:
+            found = states.pulls[stage.numbers[index]]
+            if found is None:
+                found = self._like.new_zeros(self._shape(index, len(batch)))
+            self.ranks.send(found, layer)
+        self.method.update(states, batch, self.state)
+
+    def _receive(self, rows: int) -> _Arriving:
+        """Begin to receive the states of a batch."""
+        return [
+            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
+            for index, layer in self.stage.received
+        ]
+
+    def _shape(self, index: int, rows: int) -> tuple[int, ...]:
+        """Of a state of the whole graph, for a batch of so many rows."""
+        per_row, rest = self._shapes[index]
+        return (round(per_row * rows), *rest)
+
+
+def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
+    """The method, if its steps can be spread over ranks; else raise and say why not."""
+    if not isinstance(method, LPOM):
+        raise ValueError(
+            f"parallel= spreads the steps of method 'lpom', got {method.name!r}. For "
+            "back-propagation use torch's DistributedDataParallel."
+        )
+    if method.states != Sweeps():
+        raise ValueError(
+            f"parallel= takes one plain interleaved sweep per batch, Sweeps(); got "
+            f"{method.states!r}. Leave states out, or train on one rank."
+        )
+    if method.mu == "auto":
+        raise ValueError(
+            "mu='auto' looks at all layers and rows at once, which are on several ranks here. Give "
+            "a number, such as the default mu=20."
+        )
+    if parallel.layers == 1:
+        return method
+    jumps = method.jumps
+    if problem.graph.jumps and isinstance(jumps, Straight) and jumps.relative:
+        raise ValueError(
+            "the network has activations that jump, and the widths of their ramps are measured in "
+            "all layers, which are on several ranks here. Give a width by itself, "
+            "LPOM(jumps=Straight(width=1.0, relative=False)), or take layers=1."
+        )
+    if method.penalties is not None:
+        raise ValueError(
+            "penalties compare the weights of all layers, which are on several ranks here. Take "
+            "layers=1 and data= as many ranks as you like."
+        )
+    return method
+
+
+def _tensors(stage: Stage) -> list[Tensor]:
+    """All that the steps of a part change in the module: weights, and buffers of its layers."""
+    found: dict[int, Tensor] = {id(p): p for p in stage.graph.parameters}
+    for node in stage.graph:
+        for step in node.edge.steps:
+            call = step.call.layer if isinstance(step.call, BatchNormOverRanks) else step.call
+            if isinstance(call, nn.Module):
+                found |= {id(buffer): buffer for buffer in call.buffers()}
+    return list(found.values())

@@ -1,0 +1,47 @@
+"""The processes of one machine, started from here."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from lpom import Parallel
+from lpom.commands.train import _spread
+from lpom.parallel.launch import launch
+
+CODE = """
+import os, sys
+open(f"{sys.argv[-1]}/{os.environ['RANK']} of {os.environ['WORLD_SIZE']}", "w").close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("RANK", raising=False)
+
+
+def test_every_process_knows_its_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "rank_program.py").write_text(CODE)
+    before = signal.getsignal(signal.SIGTERM)
+    assert launch("rank_program", [str(tmp_path)], 2) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert {path.name for path in tmp_path.glob("* of *")} == {"0 of 2", "1 of 2"}
+
+
+def test_the_exit_code_is_that_of_the_first_to_fail(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "rank_program.py").write_text("raise SystemExit(2)")
+    assert launch("rank_program", [], 2) == 2
+
+
+def test_what_the_command_line_says():
+    assert _spread("layers=2,data=3,delay=none", "digits") == Parallel(2, 3, "none")
+    with pytest.raises(ValueError, match="unknown delay 'some'"):
+        _spread("layers=2,delay=some", "digits")
+    with pytest.raises(ValueError, match="no setting 'rows'"):
+        _spread("rows=2", "digits")
+    with pytest.raises(ValueError, match="standard input"):
+        _spread("layers=2", "-")

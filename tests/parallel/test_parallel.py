@@ -1,0 +1,252 @@
+"""Two ranks: the step of one, faults, and what they must agree on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lpom import LPOM, Checkpoint, Parallel, Sweeps, losses, methods, mlp
+from lpom.graph import trace
+from lpom.methods import Problem
+from lpom.parallel.pipeline import check
+from lpom.parallel.stages import Stage, cut, work
+from lpom.penalties import L1
+
+from . import worker
+
+NAMES = [
+    "chain-adam",
+    "chain-exact",
+    "chain-exact-weighted",
+    "chain-sgd-weighted",
+    "residual-adam",
+    "residual-exact",
+    "recurrent-adam",
+    "recurrent-exact",
+]
+CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
+PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
+CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
+CASES += [("steps-adam", 1, 2, "none")]
+
+
+def start(folder, *arguments, file=worker.__file__, ranks=2):
+    """The processes of a program, as torchrun starts them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spoken = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    return [
+        subprocess.Popen(
+            [sys.executable, str(file), str(folder), *map(str, arguments)],
+            env=os.environ | spoken | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+
+
+def end(processes, timeout=600):
+    """Exit codes and all that was printed; nobody waits for ever."""
+    try:
+        texts = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], texts
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What each of two ranks has found, by case."""
+    return together(tmp_path_factory.mktemp("ranks"), CASES, 2)
+
+
+def together(folder, cases, n):
+    (folder / "cases.json").write_text(json.dumps(cases))
+    codes, texts = end(start(folder, ranks=n))
+    assert codes == [0] * n, "\n".join(texts)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(n)]
+
+
+def close(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(close(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(close, a, b))
+    if isinstance(a, float):
+        return a == pytest.approx(b, rel=1e-10, abs=1e-10)
+    return a == b
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_every_rank_ends_with_the_same_model_and_history(ranks, case):
+    first, second = (found[json.dumps(case)] for found in ranks)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spread", [(1, 2), (2, 1)], ids=["data", "layers"])
+def test_two_ranks_that_wait_for_each_other_are_one(ranks, name, spread):
+    expected = worker.run(name)
+    found = ranks[0][json.dumps([name, *spread, "none"])]
+    assert close(found, json.loads(json.dumps(expected)))
+
+
+def test_loaders_of_two_ranks_are_one(ranks):
+    expected = json.loads(json.dumps(worker.run_loaders()))
+    assert close(ranks[0][json.dumps(["loaders", 1, 2, "none"])], expected)
+
+
+def test_ramps_are_as_wide_as_the_rows_of_all_ranks_want_them(ranks):
+    expected = json.loads(json.dumps(worker.run("steps-adam")))
+    assert close(ranks[0][json.dumps(["steps-adam", 1, 2, "none"])], expected)
+
+
+def test_four_ranks_share_layers_and_rows(tmp_path):
+    names = ["residual-adam", "chain-exact-weighted"]
+    found = together(tmp_path, [(name, 2, 2, "none") for name in names], 4)
+    for name in names:
+        expected = json.loads(json.dumps(worker.run(name)))
+        assert all(close(rank[json.dumps([name, 2, 2, "none"])], expected) for rank in found)
+
+
+def test_pipelined_weights_below_the_cut_are_one_step_old(ranks):
+    """The scheme by hand: two ranks, plain gradient steps, a chain of linear layers and ReLU."""
+    model = worker.chain().double()
+    X, y = worker.rows((7,))
+    W = [p.detach().clone() for p in model.parameters()][::2]
+    b = [p.detach().clone() for p in model.parameters()][1::2]
+    mu, rate, below = [4.0, 5.0, 5.0, 5.0], 0.1, 2
+    order, waiting, ends = torch.Generator().manual_seed(3), None, []
+
+    def forward(x, layers):
+        states = [x]
+        for i in layers:
+            states.append(states[-1] @ W[i].T + b[i])
+            if i < 3:
+                states[-1] = states[-1].relu()
+        return states
+
+    def backward(states, pull, layers):
+        """Pulls on the states above; what is left is the pull on the lowest of them."""
+        gradients = {}
+        for i in reversed(layers):
+            x, z = states[i - layers[0]], states[i - layers[0]] @ old[i][0].T + old[i][1]
+            R = z.relu() - (z - pull).relu() if i < 3 else pull
+            gradients[i] = (mu[i] * R.T @ x / len(x), mu[i] * R.sum(0) / len(x))
+            pull = R @ W[i] * (mu[i] / mu[i - 1])
+        for i, (dW, db) in gradients.items():
+            W[i] -= rate * dW
+            b[i] -= rate * db
+        return pull
+
+    for _ in range(2):
+        for rows in torch.randperm(25, generator=order).split(12):
+            low = forward(X[rows], range(below))
+            before = [(w.clone(), c.clone()) for w, c in zip(W, b, strict=True)]
+            if waiting is not None:
+                states, pull, old = waiting
+                backward(states, pull, range(below))
+            high = forward(low[-1], range(below, 4))
+            old = before
+            loss = (torch.softmax(high[-1], 1) - torch.eye(3)[y[rows]]) / mu[3]
+            waiting = low, backward(high, loss, range(below, 4)), before
+        states, pull, old = waiting  # the end of an epoch waits for all
+        backward(states, pull, range(below))
+        waiting = None
+        ends.append([t.tolist() for pair in zip(W, b, strict=True) for t in pair])
+    found = ranks[0][json.dumps(["chain-sgd", 2, 1, "pipelined"])]
+    losses = [epoch["validation_loss"] for epoch in found["epochs"]]
+    assert close(list(found["weights"].values()), ends[losses.index(min(losses))])
+
+
+def test_a_rank_that_is_killed_ends_the_other_which_names_it(tmp_path):
+    processes = start(tmp_path, "die")
+    codes, texts = end(processes)
+    assert codes == [1, -signal.SIGKILL]
+    assert f"LostRankError: rank 1 (process {processes[1].pid}" in texts[0]
+    plan = Checkpoint(tmp_path / "run", every_epochs=1)
+    went_on = worker.run("chain-adam", checkpoint=plan)  # with one rank
+    assert close(went_on, worker.run("chain-adam"))
+
+
+def test_what_ranks_must_agree_on_and_what_ends_one_of_them(tmp_path):
+    codes, texts = end(start(tmp_path, "stumble"))
+    assert codes == [1, 1]
+    for text in texts:
+        assert "differ in weights of the model" in text
+        assert "layers=1 times data=3 is 3 ranks, but 2 processes were started" in text
+    assert "ended with ArithmeticError: it stumbled" in texts[0]
+
+
+def test_without_other_processes_it_says_how_to_start_them():
+    with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
+        worker.run("chain-adam", Parallel(layers=2))
+
+
+X = torch.zeros(3, 7)
+
+
+def test_a_chain_is_cut_where_the_work_is_even():
+    assert cut(trace(mlp([7] * 7), X), [1, 1, 1, 1, 1, 1], [0] * 7, 3) == [2, 4, 6]
+    assert cut(trace(mlp([7] * 7), X), [9, 1, 1, 1, 1, 1], [0] * 7, 2) == [1, 6]
+
+
+def test_a_cut_where_much_would_cross_is_not_taken():
+    graph = trace(mlp([7] * 5), X)
+    assert cut(graph, [1e3] * 4, [0, 0, 0, 0, 0], 2) == [2, 4]
+    assert cut(graph, [1e3] * 4, [0, 0, 1e3, 0, 0], 2) in ([1, 4], [3, 4])
+
+
+def test_weights_with_several_uses_stay_together():
+    example = torch.zeros(3, 5, 4)
+    graph = trace(worker.Recurrent(), example)
+    steps = max(graph.uses.values(), key=len)
+    for layers in (2, 3, 4):
+        _, states = graph.feed_forward(example)
+        ends = cut(graph, work(graph, example, 100), [x.numel() for x in states], layers)
+        assert not any(steps[0].index <= end < steps[-1].index for end in ends)
+    with pytest.raises(ValueError, match="Take layers=4 or fewer"):
+        cut(graph, [1.0] * len(graph), [0.0] * (len(graph) + 1), 5)
+
+
+def test_the_parts_of_a_network_say_what_it_says():
+    torch.manual_seed(0)
+    model = worker.Residual().eval()
+    example = torch.randn(3, 1, 6, 6)
+    graph = trace(model, example)
+    _, states = graph.feed_forward(example)
+    for ends in ([1, 4], [2, 4], [3, 4], [1, 2, 3, 4]):
+        for layer in range(len(ends)):
+            stage = Stage.of(graph, ends, layer)
+            stage.inbox.update({index: states[index] for index, _ in stage.received})
+            _, found = stage.graph.feed_forward(example)
+            for index, number in stage.numbers.items():
+                assert torch.equal(found[number], states[index])
+
+
+REFUSED = [
+    ({"method": "adam"}, "DistributedDataParallel"),
+    ({"method": LPOM(states=Sweeps(most=2))}, "one plain interleaved sweep"),
+    ({"method": LPOM(mu="auto")}, "mu='auto' looks at all layers"),
+    ({"method": LPOM(penalties=L1(1e-4))}, "penalties compare the weights of all layers"),
+]
+
+
+@pytest.mark.parametrize("options, sentence", REFUSED, ids=lambda value: str(value)[:20])
+def test_what_is_not_spread_is_refused(options, sentence):
+    graph = trace(mlp([7, 5, 3]), X)
+    problem = Problem(graph, losses.get("cross-entropy"), mlp([7, 5, 3]))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        check(methods.get(options["method"]), problem, Parallel(layers=2))
