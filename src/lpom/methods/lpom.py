@@ -320,7 +320,9 @@ class LPOM(Method[LPOMState]):
     def _update(self, states: States, state: LPOMState) -> None:
         if state.optimizer is not None:
             states.drop_old_gradients()
-            state.follow_gradients()
+            if state.weight_decay:
+                state.add_decay()
+            state.optimizer.step()
             if self.penalties is not None:
                 state.penalised.follow(state.optimizer)
         states.weights_moved()
