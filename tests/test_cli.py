@@ -633,3 +633,13 @@ def test_a_failed_run_leaves_the_old_one_and_its_report(table):
     assert Path("run/report.html").exists()
     call("train", *table, *FAST, "--out", "run", "--force", "--quiet")
     assert not Path("run/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "typed, offered", [("lpom tu", "tune"), ("lpom train --hid", "--hidden")], ids=str
+)
+def test_a_shell_completes_commands_and_their_options(typed, offered):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    env = {"_LPOM_COMPLETE": "complete_bash", "_TYPER_COMPLETE_TESTING": "True", **words}
+    result = CliRunner().invoke(app, [], env=env, prog_name="lpom")
+    assert result.stdout.split() == [offered]
