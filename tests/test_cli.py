@@ -674,3 +674,13 @@ def test_a_config_that_is_none_is_named(formulas, tmp_path, text):
 def test_a_seed_below_zero_is_refused_in_words(tmp_path):
     said = fail("train", "iris", "--seed", -1, "--out", tmp_path / "run")
     assert "seed must be an integer from 0" in said
+
+
+@pytest.mark.parametrize(
+    "typed, offered", [("lpom tu", "tune"), ("lpom train --hid", "--hidden")], ids=str
+)
+def test_a_shell_completes_commands_and_their_options(typed, offered):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    env = {"_LPOM_COMPLETE": "complete_bash", "_TYPER_COMPLETE_TESTING": "True", **words}
+    result = CliRunner().invoke(app, [], env=env, prog_name="lpom")
+    assert result.stdout.split() == [offered]

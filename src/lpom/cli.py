@@ -64,7 +64,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "lists:list_activations",
         "List the activations: formula, range, Lipschitz constant, and whether they jump.",
     ),
-    "docs": ("docs:docs", "Open the documentation in the browser."),
+    "docs": ("docs:docs", "Open the documentation."),
     "bench": ("bench:app", "Measure what a method costs on this machine."),
 }
 
@@ -98,7 +98,6 @@ app = typer.Typer(
     cls=_Group,
     help="Train neural networks without back-propagation.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -237,7 +237,7 @@ class States:
                 X, R = self.state(node.sources[0]), residual
                 if R.ndim > 2:
                     X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
-                back.add_product(linear.weight, R, X)
+                back.add_product(linear.weight, R, X)  # type: ignore[arg-type]
                 if linear.bias is not None:
                     back.add_sum(linear.bias, R)
             return

@@ -344,7 +344,9 @@ class LPOM(Method[LPOMState]):
             if batch.share is not None:
                 batch.share.finish()
             states.drop_old_gradients()
-            state.follow_gradients()
+            if state.weight_decay:
+                state.add_decay()
+            state.optimizer.step()
             if self.penalties is not None:
                 state.penalised.follow(state.optimizer)
         states.weights_moved()

@@ -201,7 +201,9 @@ class MAC(Method[MACState]):
                 if parameter.requires_grad:
                     own, old = as_gradient(parameter, gradient), parameter.grad
                     parameter.grad = own if old is None else old + own
-        state.follow_gradients()
+        if state.weight_decay:
+            state.add_decay()
+        state.optimizer.step()
 
 
 def gradient_states(

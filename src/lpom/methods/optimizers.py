@@ -49,19 +49,16 @@ class OptimizerState(State):
             self.schedule = schedule
 
     @torch.no_grad()
-    def follow_gradients(self) -> None:
-        r"""Let the optimiser take a step along the gradients that the weights hold.
+    def add_decay(self) -> None:
+        r"""Add :math:`c W`, c the weight decay, to the gradient of every matrix and kernel W.
 
-        Those of matrices and kernels are, with the decay c, of the loss
-        :math:`+ \frac{c}{2} \|W\|^2`: :math:`c W` is added.
+        That is the gradient of :math:`\frac{c}{2} \|W\|^2`.
         """
         assert self.optimizer is not None  # init made it
-        if self.weight_decay:
-            for group in self.optimizer.param_groups:
-                for W in group["params"]:
-                    if W.ndim > 1 and W.grad is not None:
-                        W.grad = W.grad.add(W, alpha=self.weight_decay)
-        self.optimizer.step()
+        for group in self.optimizer.param_groups:
+            for W in group["params"]:
+                if W.ndim > 1 and W.grad is not None:
+                    W.grad = W.grad.add(W, alpha=self.weight_decay)
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:
@@ -121,7 +118,9 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     if batch.weight is not None:
         pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
     outputs.backward(pull)  # type: ignore[no-untyped-call]
-    state.follow_gradients()
+    if state.weight_decay:
+        state.add_decay()
+    state.optimizer.step()
     return detached
 
 

@@ -148,11 +148,7 @@ def _received(node: Node, index: int, inbox: dict[int, Tensor]) -> Node:
 
 
 def _renumbered(node: Node, numbers: dict[int, int]) -> Node:
-    edge = replace(
-        node.edge,
-        sources=tuple(numbers[s] for s in node.sources),
-        parts=tuple(replace(part, source=numbers[part.source]) for part in node.edge.parts),
-    )
+    edge = replace(node.edge, sources=tuple(numbers[s] for s in node.sources))
     return replace(node, index=numbers[node.index], edge=edge)
 
 
