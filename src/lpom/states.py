@@ -237,9 +237,11 @@ class States:
                 X, R = self.state(node.sources[0]), residual
                 if R.ndim > 2:
                     X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
-                back.add_product(linear.weight, R, X)
-                if linear.bias is not None:
-                    back.add_sum(linear.bias, R)
+                for parameter in linear.parameters():
+                    if parameter is linear.weight:
+                        back.add_product(parameter, R, X)
+                    else:
+                        back.add_sum(parameter, R)
             return
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
