@@ -53,6 +53,7 @@ def weights_after_each_step(model, X, y, method, **options):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("loss", TORCH_LOSS)
 @pytest.mark.parametrize("made, plain", PLAIN, ids=lambda m: getattr(m, "name", ""))
+@pytest.mark.filterwarnings("ignore:the network ends with a loss")
 def test_each_step_is_that_of_a_plain_torch_loop(made, plain, loss, weighted, data):
     X, y = data
     weight = torch.linspace(0, 3, len(X), dtype=X.dtype) if weighted else None
