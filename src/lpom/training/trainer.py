@@ -124,7 +124,7 @@ class Trainer:
         self.best = self.good if self._chooses else None
         self.generators = generators
         self._probe = train.probe()
-        self._untrained = self._probe_loss()
+        self._untrained = 0.0  # the loss of the network as it was given; not of a run that goes on
         self._clock: float | None = None
         self._begin_epoch(generators.start)
 
@@ -165,6 +165,8 @@ class Trainer:
         )
 
     def _run_epochs(self, bar: Bar) -> None:
+        if not self.history and not self._done:
+            self._untrained = self._probe_loss()
         while self.status == "running":
             self._train_epoch(bar)
             self._end_epoch()
