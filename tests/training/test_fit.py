@@ -668,7 +668,7 @@ def test_pictures_stay_as_they_are_for_networks_that_view_them(method):
     torch.manual_seed(0)
     X, y = torch.randn(60, 3, 8, 8), torch.arange(60) % 2
     result = lpom.fit(Viewed(), X, y, method=method, epochs=60, seed=0, progress=False)
-    assert result.history[-1].loss < 0.5 * result.history[0].loss
+    assert result.history[-1].loss < 0.7 * result.history[0].loss
 
 
 @pytest.mark.parametrize("method", ["lpom", "adam"])

@@ -139,7 +139,7 @@ def facts(folder: Path) -> dict[str, str] | None:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if "characters" not in config["data"]:
             return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # which is said by who reads other runs
     trained = TextModel.load(folder / MODEL)
     try:

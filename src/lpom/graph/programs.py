@@ -103,7 +103,8 @@ class Program:
     @classmethod
     def of(cls, edge: Edge) -> Program | None:
         """The program of an edge; None where some operation of it has no adjoint here."""
-        return None if edge.switches else _Compiler(edge).program()
+        made_elsewhere = not edge.sources and not edge.parameters
+        return None if edge.switches or made_elsewhere else _Compiler(edge).program()
 
     def _views_of_sources(self, valued: set[int]) -> list[Operation]:
         """Views that adjoints need and that are taken again, not kept: they cost nothing."""

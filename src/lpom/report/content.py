@@ -83,6 +83,8 @@ def settings(config: dict[str, Any]) -> dict[str, dict[str, str]]:
     for name, value in config.items():
         if name not in _ELSEWHERE:
             parts = value if isinstance(value, dict) else {name: value}
+            if name == "data":  # a page goes to others: it names the table, not where it lies
+                parts = {part: inner for part, inner in parts.items() if part != "source"}
             group = groups.setdefault(name if isinstance(value, dict) else "training", {})
             group.update({part.replace("_", " "): _text(inner) for part, inner in parts.items()})
     return groups

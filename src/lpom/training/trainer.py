@@ -124,7 +124,7 @@ class Trainer:
         self.best = self.good if self._chooses else None
         self.generators = generators
         self._probe = train.probe()
-        self._untrained = 0.0  # the loss of the network as it was given; not of a run that goes on
+        self._untrained = math.inf  # loss of the network as it was given; unknown if a run goes on
         self._clock: float | None = None
         self._begin_epoch(generators.start)
 
