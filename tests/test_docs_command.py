@@ -65,7 +65,8 @@ def test_a_built_site_is_opened(tmp_path, monkeypatch, opened):
 
 
 def test_where_a_page_is_and_which_there_are():
-    assert call("start", "--where").stdout.strip() == str(PAGES / "start.md")
+    where = Path(call("start", "--where").stdout.strip())
+    assert where.name == "start.md" and where.read_text() == (PAGES / "start.md").read_text()
     assert "did you mean 'tables'" in call("tabels", code=2).stderr
 
 

@@ -70,8 +70,8 @@ MUTANTS = {
     ),
     "one sweep with the wrong sign": Mutant(
         "activations/base.py",
-        "torch.sub(self.phi(z), self.phi(z - pull), out=out)",
-        "torch.sub(self.phi(z - pull), self.phi(z), out=out)",
+        "torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)",
+        "torch.sub(self.phi(z - pull), self.phi(z) if said is None else said, out=out)",
         "test_transcription.py::test_one_interleaved_sweep_is_autograd_with_another_rule[skips]",
     ),
     "a moved state that leaves those above it feed-forward": Mutant(
@@ -82,8 +82,8 @@ MUTANTS = {
     ),
     "gradients of several uses that replace each other": Mutant(
         STATES,
-        "gradient = parameter.grad + gradient",
-        "gradient = gradient + 0 * parameter.grad",
+        "parameter.grad.addmm_(R.T, X, alpha=share)",
+        "parameter.grad.addmm_(R.T, X, alpha=share, beta=0)",
         "test_kkt.py::test_weight_gradients_are_autograd_s[shared]",
     ),
     "gradient without mu": Mutant(

@@ -107,6 +107,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:order=.* with one sweep")
 @pytest.mark.parametrize("weights", [Adaptive(), Exact()], ids=["adaptive", "exact"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", MODELS)
