@@ -41,8 +41,8 @@ MUTANTS = {
     ),
     "pulls of several consumers that replace each other": Mutant(
         STATES,
-        "pull if old is None else old + pull",
-        "pull",
+        "self.pulls[node.index] = old + pull",
+        "self.pulls[node.index] = pull + 0 * old",
         "test_theorem2.py::test_without_activations_the_iteration_is_a_sum_over_the_consumers"
         "[products]",
         slow=True,
@@ -95,8 +95,8 @@ MUTANTS = {
     ),
     "gradient of a layer without sample weights": Mutant(
         STATES,
-        "self._linear_gradient(node, linear, _weighted(residual, weight), share)",
-        "self._linear_gradient(node, linear, residual, share)",
+        "self._run_back(node, _weighted(residual, weight), share, down=False)",
+        "self._run_back(node, residual, share, down=False)",
         "test_kkt.py::test_sample_weights_weigh_the_gradient[chain]",
         slow=True,
     ),
@@ -239,8 +239,8 @@ MUTANTS = {
     ),
     "exact step with the smallest gamma": Mutant(
         EXACT,
-        "gamma = max(use",
-        "gamma = min(use",
+        "phi for use in uses]\n    gamma = max(use",
+        "phi for use in uses]\n    gamma = min(use",
         "test_theorem4.py::test_the_exact_step_on_any_edge_is_algorithm_2[shared]",
         slow=True,
     ),
