@@ -419,9 +419,10 @@ def test_data_sets(tmp_path, name, damage, again):
 
 
 def model_bytes():
-    folder = Path(tempfile.mkdtemp())
-    saving.save(folder / "model.safetensors", lpom.mlp([4, 3, 2], seed=0))
-    return (folder / "model.safetensors").read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.safetensors")
+        saving.save(path, lpom.mlp([4, 3, 2], seed=0))
+        return path.read_bytes()
 
 
 json_values = st.recursive(
@@ -485,12 +486,12 @@ def _claimed(content):
 
 
 def checkpoint_bytes():
-    folder = Path(tempfile.mkdtemp())
-    plan = Checkpoint(folder, every_epochs=1)
-    lpom.fit(lpom.mlp([4, 2], seed=0), X, Y, epochs=3, seed=0, checkpoint=plan, progress=False)
-    with RunFolder(plan) as kept:
-        assert kept.newest() is not None
-    return max(folder.glob("*.safetensors")).read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Checkpoint(folder, every_epochs=1)
+        lpom.fit(lpom.mlp([4, 2], seed=0), X, Y, epochs=3, seed=0, checkpoint=plan, progress=False)
+        with RunFolder(plan) as kept:
+            assert kept.newest() is not None
+        return max(Path(folder).glob("*.safetensors")).read_bytes()
 
 
 CHECKPOINT = checkpoint_bytes()

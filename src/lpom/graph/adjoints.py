@@ -9,6 +9,7 @@ a step. Edges with other operations (convolution, pooling, batch norm, dropout) 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,12 @@ class Slot:
     index: int
 
 
-class Adjoint:
+class Adjoint(ABC):
     """The adjoint of an operation, and which values of its arguments it needs."""
 
+    @abstractmethod
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
-        raise NotImplementedError
+        """Hand what came down to the operation to its arguments."""
 
     def valued(self, o: Operation, live: frozenset[int]) -> set[int]:
         return set()
