@@ -44,7 +44,8 @@ def other_cases():
     for name, kind in METHODS.items():
         for value in MUS:
             if "mu" in kind.__dataclass_fields__ and name != "lpom":
-                yield kind(mu=value)
+                most = {"mu_max": max(value, 100.0)} if name == "mac" else {}
+                yield kind(mu=value, **most)
         for rate in RATES:
             if "learning_rate" in kind.__dataclass_fields__:
                 yield kind(learning_rate=rate)

@@ -220,7 +220,7 @@ def test_jumps_are_refused_with_the_reason(activation, data):
     [
         ({"mu": 0.0}, "mu must be a number above 0"),
         ({"mu_factor": 0.5}, "mu_factor must be a number of at least 1"),
-        ({"mu": 5.0, "mu_max": 1.0}, "mu_max must be a number of at least 5"),
+        ({"mu": 5.0, "mu_max": 1.0}, "a mu_max of at least mu=5, got 1"),
         ({"sweeps": 1.5}, "sweeps must be an integer"),
         ({"weights": "exact"}, "unknown weights 'exact'"),
     ],

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from lpom.activations import Activation, Identity, ReLU
 from lpom.graph import Chain, Dense
+from lpom.weights.gram import inverse
 
 
 def ridge_states(map_: Dense, V: Tensor, goal: Tensor, ratio: float) -> Tensor:
     r""":math:`\arg\min_X \|X - V\|_F^2 + ratio \|goal - A(X)\|_F^2`, on the smaller side of W."""
     W = linear_matrix(map_, V.shape[1])
     R = goal - map_.apply(V)
-    eye = torch.eye(min(W.shape), dtype=W.dtype, device=W.device)
     if len(W) < W.shape[1]:
-        factor = torch.linalg.cholesky(eye + ratio * W @ W.T)
-        return V + ratio * torch.cholesky_solve(R.T, factor).T @ W
-    factor = torch.linalg.cholesky(eye + ratio * W.T @ W)
-    return V + ratio * torch.cholesky_solve((R @ W).T, factor).T
+        solve, _ = inverse(ratio * W @ W.T, 1.0)
+        return V + ratio * solve(R.T).T @ W
+    solve, _ = inverse(ratio * W.T @ W, 1.0)
+    return V + ratio * solve((R @ W).T).T
 
 
 def estimated_norm(map_: Dense) -> Tensor:

@@ -90,7 +90,12 @@ class MAC(Method[MACState]):
     def init(self, problem: Problem) -> MACState:
         check_number("mu", self.mu)
         check_number("mu_factor", self.mu_factor, low=1.0, strict=False)
-        check_number("mu_max", self.mu_max, low=self.mu, strict=False)
+        check_number("mu_max", self.mu_max)
+        if self.mu_max < self.mu:
+            raise ValueError(
+                f"mu grows up to mu_max, so MAC needs a mu_max of at least mu={self.mu:g}, got "
+                f"{self.mu_max:g}: set both."
+            )
         check_number("sweeps", self.sweeps, whole=True)
         check_number("iterations", self.iterations, whole=True)
         check_number("ridge", self.ridge, strict=False)

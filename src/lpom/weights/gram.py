@@ -156,7 +156,7 @@ def gram(
     return rows if ridge > 0 or rows.deficient else IndependentRows(rows)
 
 
-def inverse(matrix: Tensor, ridge: Tensor) -> tuple[Callable[[Tensor], Tensor], bool]:
+def inverse(matrix: Tensor, ridge: Tensor | float) -> tuple[Callable[[Tensor], Tensor], bool]:
     """Multiplication by the inverse of ``matrix + ridge * I``, and whether it was deficient.
 
     By Cholesky's factor where no pivot is small. Otherwise by eigenvectors, without those whose
