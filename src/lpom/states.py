@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
+from lpom.graph.programs import Program
 from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
@@ -164,7 +165,7 @@ class States:
                 self._pull_sources(above, residual, [node.index])
 
     def _pull_sources(self, node: Node, residual: Tensor, sources: list[int]) -> None:
-        if node.edge.program is not None:
+        if self._program(node) is not None:
             for s in sources:
                 self._run_back(node, residual, 0.0, weights=False, place=node.sources.index(s))
         else:
@@ -192,7 +193,7 @@ class States:
         if residual is None:
             return
         share = self.mu[node.index] / total
-        if node.edge.program is not None:
+        if self._program(node) is not None:
             if weight is None:
                 self._run_back(node, residual, share, down=down)
             else:
@@ -229,7 +230,7 @@ class States:
         place: int = -1,
     ) -> None:
         """Carry a residual back by the edge's own adjoints: to its sources, or one, and weights."""
-        back, linear, program = _Back(self, node, share), node.edge.linear, node.edge.program
+        back, linear, program = _Back(self, node, share), node.edge.linear, self._program(node)
         if linear is not None:  # most edges of most networks: its adjoint stands here
             if down and node.sources[0]:
                 back.hand(node.sources[0], residual @ linear.weight, own=True)
@@ -244,7 +245,8 @@ class States:
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
         wanted = program.leading(down, weights, place)
-        program.backward(self.state, self._known[node.index], residual, back, wanted)
+        known, last = self._known[node.index], self.once and weights
+        program.backward(self.state, known, residual, back, wanted, last=last)
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
         """What the exact weight step needs to know of a node: states as they are now.
@@ -269,6 +271,9 @@ class States:
             if parameter not in self._graded:
                 parameter.grad = None
 
+    def _program(self, node: Node) -> Program | None:
+        return node.edge.program_once if self.once else node.edge.program
+
     def _phi(self, node: Node, z: Tensor) -> Tensor:
         return self.soft.nodes[node.index - 1].activation.phi(z)
 
@@ -277,7 +282,7 @@ class States:
         value = self._Z[node.index]
         if value is None:
             sources = [self.X[s] for s in node.sources]
-            linear, program = node.edge.linear, node.edge.program
+            linear, program = node.edge.linear, self._program(node)
             if program is not None:
                 if linear is not None:
                     value = F.linear(sources[0], linear.weight, linear.bias)
@@ -340,15 +345,16 @@ class States:
 
     def _owned(self, node: Node) -> bool:
         """Whether nobody else looks at the memory of the node's Z."""
-        if node.edge.program is not None:
-            return node.edge.program.owns
+        program = self._program(node)
+        if program is not None:
+            return program.owns
         value = self._value(node)
         return not (value.is_leaf or value._is_view())
 
     def _set(self, node: Node, X: Tensor) -> None:
         X = X.detach()
         above = self.graph.consumers[node.index]
-        if self.once and any(reader.edge.program is None for reader in above):
+        if self.once and any(self._program(reader) is None for reader in above):
             with torch.enable_grad():
                 X = _Start.apply(self._token, X)  # type: ignore[no-untyped-call]
             self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)

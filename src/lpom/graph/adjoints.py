@@ -4,7 +4,8 @@ An edge :math:`Z = A(X; W)` made of views, sums and products needs no autograd. 
 operations backwards, each hands what came down to it, :math:`R`, to what it was made from: a sum
 as it is, a product :math:`X W^T` as :math:`R W` and :math:`R^T X`, a view by the view turned
 round. In a network with hundreds of small edges, a recurrent one say, that is most of the time of
-a step. Edges with other operations (convolution, pooling, batch norm, dropout) have autograd.
+a step. Convolution, pooling, batch norm and dropout are in `lpom.graph.kernels`; edges with other
+operations have autograd.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ class Slot:
 
 
 class Adjoint(ABC):
-    """The adjoint of an operation, and which values of its arguments it needs."""
+    """The adjoint of an operation, and which values of its arguments it needs.
+
+    ``fresh``: the operation's value has memory of its own.
+    """
+
+    fresh = True
 
     @abstractmethod
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
@@ -122,6 +128,8 @@ class _Divide(Adjoint):
 class View(Adjoint):
     """All numbers of the input, in another shape: ``back`` turns that round."""
 
+    fresh = False
+
     def __init__(self, back: Callable[[Operation, Tensor, torch.Size], Tensor]) -> None:
         self.back = back
 
@@ -135,6 +143,8 @@ class View(Adjoint):
 
 class Piece(Adjoint):
     """A view of some numbers of the input."""
+
+    fresh = False
 
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
         down.part(o, R)

@@ -68,9 +68,17 @@ class Edge:
         return self.layer if isinstance(self.layer, nn.Linear) else None
 
     @cached_property
-    def program(self) -> Program | None:
-        """Its operations with their adjoints, where all have one; else autograd carries it back."""
+    def program_once(self) -> Program | None:
+        """Its operations with their adjoints, where all have one; else autograd carries it back.
+
+        It chooses anew (masks, statistics, places of maxima) whenever it runs forwards.
+        """
         return Program.of(self)
+
+    @cached_property
+    def program(self) -> Program | None:
+        """The same for edges that are one affine map however often they run."""
+        return None if self.switches else self.program_once
 
     @property
     def affine(self) -> bool:

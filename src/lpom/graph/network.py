@@ -86,10 +86,10 @@ class Graph:
 
     @cached_property
     def remembered(self) -> list[bool]:
-        """Whether carrying residuals back needs the value of a state, by its index."""
+        """Whether carrying residuals back once needs the value of a state, by its index."""
         found = [False] * (len(self) + 1)
         for node in self:
-            program = node.edge.program
+            program = node.edge.program_once
             places = range(len(node.sources)) if program is None else program.valued
             for k in places:
                 found[node.sources[k]] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
-from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, Piece, Slot, View
+from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, Adjoint, Piece, Slot, View
+from lpom.graph.kernels import Kernel, kernel
 from lpom.graph.operations import PIECES, SPLITS, call_name, module_name
 
 if TYPE_CHECKING:
@@ -49,9 +51,13 @@ class Operation:
     out: int
     root: int = -1  # of a piece: what it is a piece of, by views one after the other
     path: tuple[Shown, ...] = ()
+    adjoint: Adjoint | None = None  # else that of its name
 
     def __post_init__(self) -> None:
-        self.adjoint = ADJOINTS.get(self.name)
+        self.adjoint = self.adjoint or ADJOINTS.get(self.name)
+        self.remembers = isinstance(self.adjoint, Kernel)
+        self.frees: tuple[int, ...] = ()  # values that nobody reads after it
+        self.lets_go: tuple[int, ...] = ()  # the same on the way back
         self.run = _runner(self.call, self.args, self.kwargs)
         found: list[int] = []
         _replace((self.args, self.kwargs), lambda slot: found.append(slot.index))
@@ -82,9 +88,12 @@ class Program:
         self.carried = [o for o in operations if o.out in everything][::-1]
         valued: set[int] = set()
         shaped: set[int] = set()
-        for operation in self.carried:
+        for operation in reversed(self.carried):
             assert operation.adjoint is not None
-            valued |= operation.adjoint.valued(operation, everything)
+            needs = operation.adjoint.valued(operation, everything)
+            first_made = self.first + len(self.parameters)
+            operation.lets_go = tuple(k for k in needs - valued if k >= first_made)
+            valued |= needs
             shaped |= operation.adjoint.shaped(operation, everything)
         self.again = self._views_of_sources(valued)
         taken = {o.out for o in self.again} | {o.args[0].index for o in self.again}
@@ -98,13 +107,30 @@ class Program:
         while base in made_by and isinstance(made_by[base].adjoint, View | Piece):
             base = made_by[base].args[0].index
         #: whether nobody else looks at the memory of the value
-        self.owns = base in made_by and made_by[base].adjoint is not None and base not in self.kept
+        self.owns = base in made_by and _is_fresh(made_by[base]) and base not in self.kept
+        self._free(made_by)
+
+    def _free(self, made_by: dict[int, Operation]) -> None:
+        """Let values go after their last reader, and sums be written over what they add to."""
+        last = {k: o for o in self.operations for k in o.reads}
+        readers = Counter(k for o in self.operations for k in o.reads)
+        for k, reader in last.items():
+            if k not in made_by or k in self.kept or k == self.result or not _is_fresh(made_by[k]):
+                continue
+            reader.frees += (k,)
+            others = [a for a in reader.args if a != Slot(k)]
+            if readers[k] > 1 or len(others) != 1 or reader.kwargs or reader.adjoint is None:
+                continue
+            if reader.name == "add" and type(others[0]) is Slot:
+                reader.run = _adder(k, others[0].index)
+            elif reader.name == "mul" and isinstance(others[0], float):
+                reader.run = _scaler(k, others[0])
 
     @classmethod
     def of(cls, edge: Edge) -> Program | None:
         """The program of an edge; None where some operation of it has no adjoint here."""
         made_elsewhere = not edge.sources and not edge.parameters
-        return None if edge.switches or made_elsewhere else _Compiler(edge).program()
+        return None if made_elsewhere else _Compiler(edge).program()
 
     def _views_of_sources(self, valued: set[int]) -> list[Operation]:
         """Views that adjoints need and that are taken again, not kept: they cost nothing."""
@@ -140,10 +166,19 @@ class Program:
     def forward(self, X: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """The edge's value, and what `backward` needs to know beside the sources."""
         values: list[Any] = [*X, *self.parameters]
+        memory: dict[int, Any] = {}
+        shapes: dict[int, torch.Size] = {}
         for operation in self.operations:
-            values.append(operation.run(values))
-        kept = [values[k] for k in self.kept]
-        return values[self.result], (kept, [values[k].shape for k in self.shaped])
+            value = operation.run(values)
+            if operation.remembers:
+                value, memory[operation.out] = value
+            values.append(value)
+            for k in operation.frees:
+                shapes[k], values[k] = values[k].shape, None
+        for k in self.shaped:
+            if k not in shapes:
+                shapes[k] = values[k].shape
+        return values[self.result], ([values[k] for k in self.kept], shapes, memory)
 
     def backward(
         self,
@@ -152,27 +187,33 @@ class Program:
         R: Tensor,
         receiver: Receiver,
         wanted: frozenset[int],
+        *,
+        last: bool = False,
     ) -> None:
         """Hand ``R`` down to the sources and across to the parameters, those that are wanted.
 
-        ``state`` gives a source by its index.
+        ``state`` gives a source by its index; ``last``: what is known will not be asked for again.
         """
         values: list[Any] = [None] * self.size
         for k in self.valued:
             values[k] = state(self.sources[k])
         values[self.first : self.first + len(self.parameters)] = self.parameters
-        kept, shapes = known
+        kept, shapes, memory = known
         for k, value in zip(self.kept, kept, strict=True):
             values[k] = value
+        if last:
+            kept.clear()
         for operation in self.again:
             values[operation.out] = operation.run(values)
-        down = Carrying(self, receiver, wanted, values, dict(zip(self.shaped, shapes, strict=True)))
+        down = Carrying(self, receiver, wanted, values, shapes, memory)
         down.give(self.result, R)
         for operation in self.carried:
             R_out = down.gradients[operation.out]
             if R_out is not None:
                 down.gradients[operation.out] = None
                 operation.adjoint(operation, R_out, down)  # type: ignore[misc]
+                for k in operation.lets_go:
+                    values[k] = None
 
 
 class Carrying:
@@ -185,14 +226,19 @@ class Carrying:
         wanted: frozenset[int],
         values: list[Any],
         shapes: dict[int, torch.Size],
+        memory: dict[int, Any],
     ) -> None:
         self.program, self.receiver, self.wanted = program, receiver, wanted
-        self.values, self.shapes = values, shapes
+        self.values, self.shapes, self.memory = values, shapes, memory
         self.gradients: list[Tensor | None] = [None] * program.size
         self.owned: set[int] = set()
 
     def wants(self, arg: Any) -> bool:
         return type(arg) is Slot and arg.index in self.wanted
+
+    def learns(self, arg: Any) -> bool:
+        """Whether something that is wanted and no frozen weight stands there."""
+        return self.wants(arg) and self.value(arg).requires_grad
 
     def value(self, arg: Any) -> Any:
         return self.values[arg.index] if type(arg) is Slot else arg
@@ -305,6 +351,10 @@ class _Compiler:
             name = module_name(step.call) or ""  # type: ignore[arg-type]
         else:
             name = call_name(node.target)
+        layer = step.call if isinstance(step.call, nn.Module) else None
+        by = kernel(layer, name, args, dict(kwargs))
+        if by is not None and type(args[0]) is Slot:
+            return self._put(Operation(name, by.forward, args[:1], {}, self.next, adjoint=by), node)
         if name in SPLITS:
             self.splits[node] = step
             return True
@@ -314,12 +364,19 @@ class _Compiler:
         return self._put(made, node)
 
     def _take_layer(self, step: Step, args: tuple[Any, ...]) -> bool:
-        """A Linear or an Embedding as torch's function of that name."""
+        """A Linear or an Embedding as torch's function of that name; or a kernel."""
         layer: Any = step.call
         if len(args) != 1 or step.kwargs or layer._forward_hooks or layer._forward_pre_hooks:
             return False
-        given = [getattr(layer, name, None) for name in ("weight", "bias")]
+        given = [p for p in (layer.weight, getattr(layer, "bias", None)) if p is not None]
         weights = [Slot(self.weights[p]) for p in given if p in self.weights]
+        if len(weights) < len(given):
+            return False
+        name = module_name(layer) or ""
+        by = kernel(layer, name, args, {})
+        if by is not None:
+            made = Operation(name, by.forward, (*args, *weights), {}, self.next, adjoint=by)
+            return self._put(made, step.out)
         if type(layer) is nn.Linear and len(weights) == 1 + (layer.bias is not None):
             call: Callable[..., Any] = torch.nn.functional.linear
             made = Operation("linear", call, (*args, *weights), {}, self.next)
@@ -393,6 +450,29 @@ def _piece(split: Step, k: int, slots: Callable[[Any], Any], out: int) -> Operat
         return x.narrow(dim, k * width, min(width, x.shape[dim] - k * width))
 
     return Operation("narrow", narrow, (x, dim, size, k), {}, out)
+
+
+def _is_fresh(operation: Operation) -> bool:
+    return operation.adjoint is not None and operation.adjoint.fresh
+
+
+def _adder(k: int, other: int) -> Callable[[list[Any]], Any]:
+    """The sum of two values, written over the first where it is as large as the sum."""
+
+    def add(values: list[Any]) -> Any:
+        a, b = values[k], values[other]
+        fits = a.shape == b.shape and a.dtype == b.dtype and a.layout == b.layout
+        return a.add_(b) if fits else a + b
+
+    return add
+
+
+def _scaler(k: int, factor: float) -> Callable[[list[Any]], Any]:
+    def scale(values: list[Any]) -> Any:
+        a = values[k]
+        return a.mul_(factor) if a.is_floating_point() else a * factor
+
+    return scale
 
 
 def _is_plain(layer: nn.Embedding) -> bool:
