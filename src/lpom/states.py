@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations import Identity
+from lpom.activations import Activation, Identity
 from lpom.graph import Graph, Node, Switches
 from lpom.graph.programs import Program
 from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
-CACHED = 1 << 16
+CACHED = 1 << 17
 
 
 class States:
@@ -139,7 +139,9 @@ class States:
         """
         soft, Z = self.soft.nodes[node.index - 1].activation, self.Z(node)
         known = soft is node.activation and node.index not in self._dropped
-        said = self.X[node.index].detach() if known else None
+        helps = type(soft).response is Activation.response  # other forms don't look at it
+        said = self.X[node.index].detach() if known and helps else None
+        self.X[node.index] = self.X[0]  # all who read it have been here
         if not self._owned(node):
             return soft.response(Z, pull, said=said)
         samples = Z.shape[0]
@@ -214,7 +216,7 @@ class States:
             for parameter, gradient in zip(weights, found[len(states) :], strict=True):
                 if gradient is not None:
                     self._add_gradient(parameter, as_gradient(parameter, gradient, share))
-        if self.once:  # all who read it have been here
+        if self.once:
             self._Z[node.index] = None
             self._known.pop(node.index, None)
             self.X[node.index] = self.X[0]
