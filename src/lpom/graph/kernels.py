@@ -170,7 +170,7 @@ def kernel(
         given = [getattr(layer, key) for key in names]
     else:
         rest = dict(zip(names, args[1:], strict=False)) | kwargs
-        if set(rest) - set(names):
+        if any(rest[key] for key in set(rest) - set(names)):
             return None
         given = [rest.get(key, _DEFAULTS.get(key)) for key in names]
     if any(isinstance(value, Slot) for value in given) or given.count(None) > ("stride" in names):
