@@ -75,7 +75,7 @@ class States:
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
         for node in graph.nodes:
-            self._set(node, node.activation.phi(self.Z(node)))
+            self.put(node, node.activation.phi(self.Z(node)))
 
     @property
     def outputs(self) -> Tensor:
@@ -129,7 +129,7 @@ class States:
         assert step is not None
         self.P[node.index] = P = P - (step if alpha is None else alpha * step)
         moved = self._phi(node, P)
-        self._set(node, moved)
+        self.put(node, moved)
         return said - moved
 
     def _response(self, node: Node, pull: Tensor) -> Tensor:
@@ -353,7 +353,8 @@ class States:
         value = self._value(node)
         return not (value.is_leaf or value._is_view())
 
-    def _set(self, node: Node, X: Tensor) -> None:
+    def put(self, node: Node, X: Tensor) -> None:
+        """Give a state; what its readers said of the old one is stale."""
         X = X.detach()
         above = self.graph.consumers[node.index]
         if self.once and any(self._program(reader) is None for reader in above):

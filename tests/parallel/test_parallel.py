@@ -32,10 +32,18 @@ NAMES = [
     "recurrent-adam",
     "recurrent-exact",
 ]
+ATONCE_NAMES = ["chain-atonce", "chain-atonceplain", "recurrent-atonce", "residual-atonceplain"]
 CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
 PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 CASES += [("steps-adam", 1, 2, "none")]
+#: All states at once over layers and rows; over rows any order.
+AT_ONCE = [
+    *((name, *spread, "none") for name in ATONCE_NAMES for spread in ((1, 2), (2, 1))),
+    ("chain-topdown", 1, 2, "none"),
+    ("chain-sweeps-weighted", 1, 2, "none"),
+]
+CASES += AT_ONCE
 
 
 def start(folder, *arguments, file=worker.__file__, ranks=2):
@@ -101,6 +109,16 @@ def test_two_ranks_that_wait_for_each_other_are_one(ranks, name, spread):
     expected = worker.run(name)
     found = ranks[0][json.dumps([name, *spread, "none"])]
     assert close(found, json.loads(json.dumps(expected)))
+
+
+@pytest.mark.parametrize("case", AT_ONCE, ids=lambda case: "-".join(map(str, case)))
+def test_other_orders_are_those_of_one_rank(ranks, case):
+    """As far as the norms agree, which power iterations on each rank find by themselves."""
+    expected = json.loads(json.dumps(worker.run(case[0])))
+    found = ranks[0][json.dumps(case)]
+    for one, other in zip(found["epochs"], expected["epochs"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-9)
+    assert close(found["weights"], expected["weights"])
 
 
 def test_loaders_of_two_ranks_are_one(ranks):
@@ -239,6 +257,7 @@ def test_the_parts_of_a_network_say_what_it_says():
 REFUSED = [
     ({"method": "adam"}, "DistributedDataParallel"),
     ({"method": LPOM(states=Sweeps(most=2))}, "one plain interleaved sweep"),
+    ({"method": LPOM(states=Sweeps("parallel", 9, tolerance=1e-3))}, "sooner on one rank"),
     ({"method": LPOM(mu="auto")}, "mu='auto' looks at all layers"),
     ({"method": LPOM(penalties=L1(1e-4))}, "penalties compare the weights of all layers"),
 ]

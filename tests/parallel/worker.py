@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
-from lpom import LPOM, Adaptive, Exact
+from lpom import LPOM, Adaptive, Exact, Sweeps
 from lpom.parallel import Pipeline
 
 TIMES = ("seconds", "samples_per_second")
@@ -74,6 +74,14 @@ METHODS = {
     "adam": LPOM(mu=5.0),
     "sgd": LPOM(mu={"0.*": 4.0, "*": 5.0}, weights=Adaptive("sgd", 0.1, "constant")),
     "exact": LPOM(mu=5.0, weights=Exact(iterations=2, ridge=0.2)),
+    "atonce": LPOM(mu=5.0, states=Sweeps("parallel", most=4)),
+    "atonceplain": LPOM(
+        mu={"0.*": 4.0, "*": 5.0},
+        states=Sweeps("parallel", most=3, rule="plain"),
+        weights=Exact(iterations=2, ridge=0.2),
+    ),
+    "topdown": LPOM(mu=5.0, states=Sweeps("top-down", most=2)),
+    "sweeps": LPOM(mu=5.0, states=Sweeps(most=2)),
 }
 
 
@@ -85,6 +93,8 @@ def run(name, parallel=None, **options):
     model = make().double()
     X, y = rows(shape)
     weight = torch.linspace(0, 2, 25).double() if "weighted" in more else None
+    # plain steps of all states at once may do that; the same numbers are wanted all the same
+    warnings.filterwarnings("ignore", "the sweeps over the states diverge")
     result = lpom.fit(
         model,
         X,

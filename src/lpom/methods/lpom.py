@@ -244,7 +244,7 @@ class LPOM(Method[LPOMState]):
             waiting: dict[Block, list[Use]] = {}
             for node in states.graph:
                 residual = states.residual(node)
-                self._visit(states, node, residual, batch, state, waiting, down=False)
+                self.visit(states, node, residual, batch, state, waiting, down=False)
             self.update(states, batch, state)
         state.steps += 1
         return outputs if states.graph is problem.graph else None
@@ -261,7 +261,7 @@ class LPOM(Method[LPOMState]):
         waiting: dict[Block, list[Use]] = {}
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            self._visit(states, node, residual, batch, state, waiting, down=True)
+            self.visit(states, node, residual, batch, state, waiting, down=True)
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
@@ -276,7 +276,7 @@ class LPOM(Method[LPOMState]):
                     self._gather(states, node, problem, batch, state)
                 states.move(node, self._alpha(states, node, problem, state))
 
-    def _visit(
+    def visit(
         self,
         states: States,
         node: Node,
@@ -374,13 +374,20 @@ class LPOM(Method[LPOMState]):
     def _alpha(
         self, states: States, node: Node, problem: Problem, state: LPOMState
     ) -> Tensor | float | None:
-        """The share of the way that a state goes, from power iterations on the edges above it."""
+        """The share of the way that a state goes; None for all of it."""
         if not self.states.safe:
             return None
-        v, gamma = node.index, states.soft[node.index].activation.lipschitz
-        rate: Tensor | float = 0.0
-        if v == states.graph.output:
-            rate = gamma * problem.loss.lipschitz / state.mu[v]
+        steepness = self.steepness(states, node, state)
+        if node.index == states.graph.output:
+            steepness = steepness + problem.loss.lipschitz
+        return self.share(states, node, steepness)
+
+    def steepness(self, states: States, node: Node, state: LPOMState) -> Tensor | float:
+        r""":math:`\sum_c \mu_c \gamma_c \|A_c\|^2` over the readers of a state."""
+        v = node.index
+        steepness: Tensor | float = 0.0
+        if not len(states.X[v]):  # other ranks have the rows of this batch
+            return steepness
         for above in states.graph.consumers[v]:
             key = f"{above.index} {v}"
             norm, state.vectors[key] = edge_norm(
@@ -391,9 +398,14 @@ class LPOM(Method[LPOMState]):
                 iterations=2 if key in state.vectors else 20,
                 switches=states.switches,
             )
-            slope = gamma * states.soft[above.index].activation.lipschitz
-            rate = rate + NORM_MARGIN * state.mu[above.index] / state.mu[v] * slope * norm**2
-        return 1 / (1 + rate)
+            gamma = states.soft[above.index].activation.lipschitz
+            steepness = steepness + NORM_MARGIN * state.mu[above.index] * gamma * norm**2
+        return steepness
+
+    def share(self, states: States, node: Node, steepness: Tensor | float) -> Tensor | float:
+        """The share of the way that cannot raise the block's objective (`lpom.states`)."""
+        gamma = states.soft[node.index].activation.lipschitz
+        return 1 / (1 + gamma / states.mu[node.index] * steepness)
 
     # what surrounds the steps
 

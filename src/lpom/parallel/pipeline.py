@@ -1,4 +1,4 @@
-r"""LPOM's interleaved step on the nodes of one rank.
+r"""LPOM's steps on the nodes of one rank.
 
 Upwards go the states that other ranks read, downwards the pulls on them,
 :math:`\sum_c (\mu_c / \mu_v) A_c^T R_c`: nothing else of a layer is known elsewhere. Since a state
@@ -16,6 +16,7 @@ from typing import Any, TypeVar, final
 import torch
 from torch import Tensor, nn
 
+from lpom.graph import Node
 from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
 from lpom.methods.lpom import LPOMState, Straight, Sweeps
@@ -23,7 +24,7 @@ from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
 from lpom.parallel.team import Team
 from lpom.states import States
-from lpom.weights.blocks import blocks
+from lpom.weights.blocks import Block, Use, blocks
 
 T = TypeVar("T")
 _Arriving = list[tuple[int, Callable[[], Tensor]]]  # states or pulls, by the index of the state
@@ -70,13 +71,16 @@ class Pipeline(Team):
         self.state = replace(
             state,
             mu=self.stage.mu(state.mu),
+            vectors={},
             blocks=blocks(self.stage.graph) if exact else [],
         )
         self._kept = [
             _tensors(Stage.of(graph, self.ends, layer)) for layer in range(parallel.layers)
         ]
         self._last = ranks.layer == parallel.layers - 1
-        self.lag = parallel.layers - 1 - ranks.layer if parallel.delay == "pipelined" else 0
+        self._interleaved = self.method.states == Sweeps()
+        pipelined = self._interleaved and parallel.delay == "pipelined"
+        self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
         # what was sent this many messages ago has arrived: no rank is behind by so many batches
         per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
         self._messages = 2 * parallel.layers * per_batch
@@ -103,10 +107,16 @@ class Pipeline(Team):
         whole = self.whole
         self.state.progress, self.state.remarks = whole.progress, whole.remarks
         self.state.steps = whole.steps
-        outputs = self._feed_forward(batch)
-        while len(self._under_way) > self.lag:
-            self._move(*self._under_way.popleft())
-        self.ranks.wait_for_sent(but=self._messages)
+        if self._interleaved:
+            outputs = self._feed_forward(batch)
+            while len(self._under_way) > self.lag:
+                self._move(*self._under_way.popleft())
+            self.ranks.wait_for_sent(but=self._messages)
+        elif self.ranks.parallel.layers == 1:
+            outputs = self.method.step(self.problem, batch, self.state)
+        else:
+            outputs = self._settle(batch)
+            self.ranks.wait_for_sent()
         whole.steps += 1
         return outputs
 
@@ -148,22 +158,77 @@ class Pipeline(Team):
         return state | {"optimizer": state["optimizer"] | {"memory": whole}}
 
     def _feed_forward(self, batch: Batch) -> Tensor | None:
-        stage, ranks = self.stage, self.ranks
-        for index, wait in self._arriving or self._receive(len(batch)):
-            stage.inbox[index] = wait()
-        states = self.method.feed_forward(self.problem, batch, self.state)
-        pulls = []
-        for index, layers in stage.sent:
-            X = states.state(stage.numbers[index])
-            for layer in layers:
-                ranks.send(X, layer)
-                shape = self._shape(index, len(batch))
-                pulls.append((index, ranks.receive(shape, self._like, layer)))
-        self._under_way.append((states, batch, pulls))
+        states = self._start(batch)
+        self._under_way.append((states, batch, self._receive_pulls(len(batch))))
         self._arriving = None if self._following is None else self._receive(self._following)
         self._following = None
+        return self._outputs(states)
+
+    def _start(self, batch: Batch) -> States:
+        """The states of a batch, fed forward by those that arrive, and sent on."""
+        for index, wait in self._arriving or self._receive(len(batch)):
+            self.stage.inbox[index] = wait()
+        states = self.method.feed_forward(self.problem, batch, self.state)
+        self._send_states(states)
+        return states
+
+    def _outputs(self, states: States) -> Tensor | None:
         known = self._last and states.graph is self.problem.graph
         return states.outputs if known else None
+
+    def _settle(self, batch: Batch) -> Tensor | None:
+        """Every state of every rank from the same old ones, several times; then all weights."""
+        states, method, stage, rows = self._start(batch), self.method, self.stage, len(batch)
+        outputs, graph = self._outputs(states), states.graph
+        own = [graph[index] for index in stage.own]
+        for _ in range(method.states.most):
+            pulls = self._receive_pulls(rows)
+            for index, layer in stage.received:
+                states.gather(graph[stage.numbers[index]])
+                self._send_pull(states, index, layer, rows)
+            above = self._steepness_elsewhere(states) if method.states.safe else {}
+            for node in own:
+                states.gather(node)
+            if self._last:
+                pull = method.loss_pull(states, self.problem, batch)
+                states.pull(graph[graph.output], pull)
+            for index, wait in pulls:
+                states.pull(graph[stage.numbers[index]], wait())
+            shares = [self._share(states, node, above.get(node.index, 0.0)) for node in own]
+            moves = list(zip(own, shares, strict=True))
+            for node, share in reversed(moves):  # so that what a state is moved from is old too
+                states.move(node, share)
+            self._send_states(states)
+            for index, wait in self._receive(rows):
+                states.put(graph[stage.numbers[index]], wait())
+        waiting: dict[Block, list[Use]] = {}
+        for node in own:
+            residual = states.residual(node)
+            method.visit(states, node, residual, batch, self.state, waiting, down=False)
+        method.update(states, batch, self.state)
+        return outputs
+
+    def _steepness_elsewhere(self, states: States) -> dict[int, float]:
+        """By node, that of the readers of its state on other ranks; they are told of theirs."""
+        stage, ranks = self.stage, self.ranks
+        for index, layer in stage.received:
+            node = states.graph[stage.numbers[index]]
+            steepness = self.method.steepness(states, node, self.state)
+            ranks.send(torch.as_tensor(steepness, dtype=self._like.dtype), layer)
+        found: dict[int, float] = {}
+        for index, layers in stage.sent:
+            told = [float(ranks.receive((), self._like, layer)()) for layer in layers]
+            found[stage.numbers[index]] = sum(told)
+        return found
+
+    def _share(self, states: States, node: Node, above: float) -> Tensor | float | None:
+        """The share of the way that a state goes, by its readers here and on other ranks."""
+        if not self.method.states.safe:
+            return None
+        steepness = self.method.steepness(states, node, self.state) + above
+        if self._last and node.index == states.graph.output:
+            steepness = steepness + self.problem.loss.lipschitz
+        return self.method.share(states, node, steepness)
 
     def _move(self, states: States, batch: Batch, pulls: _Arriving) -> None:
         stage, graph = self.stage, states.graph
@@ -177,17 +242,35 @@ class Pipeline(Team):
         own = [graph[index] for index in stage.own]
         self.method.sweep_down(states, own, self.problem, batch, self.state)
         for index, layer in stage.received:
-            found = states.pulls[stage.numbers[index]]
-            if found is None:
-                found = self._like.new_zeros(self._shape(index, len(batch)))
-            self.ranks.send(found, layer)
+            self._send_pull(states, index, layer, len(batch))
         self.method.update(states, batch, self.state)
+
+    def _send_states(self, states: States) -> None:
+        for index, layers in self.stage.sent:
+            X = states.state(self.stage.numbers[index])
+            for layer in layers:
+                self.ranks.send(X, layer)
+
+    def _send_pull(self, states: States, index: int, layer: int, rows: int) -> None:
+        number = self.stage.numbers[index]
+        found, states.pulls[number] = states.pulls[number], None
+        if found is None:
+            found = self._like.new_zeros(self._shape(index, rows))
+        self.ranks.send(found, layer)
 
     def _receive(self, rows: int) -> _Arriving:
         """Begin to receive the states of a batch."""
         return [
             (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
             for index, layer in self.stage.received
+        ]
+
+    def _receive_pulls(self, rows: int) -> _Arriving:
+        """Begin to receive what others pull this rank's states by."""
+        return [
+            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
+            for index, layers in self.stage.sent
+            for layer in layers
         ]
 
     def _shape(self, index: int, rows: int) -> tuple[int, ...]:
@@ -203,10 +286,16 @@ def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
             f"parallel= spreads the steps of method 'lpom', got {method.name!r}. For "
             "back-propagation use torch's DistributedDataParallel."
         )
-    if method.states != Sweeps():
+    sweeps = method.states
+    if sweeps.tolerance > 0:
         raise ValueError(
-            f"parallel= takes one plain interleaved sweep per batch, Sweeps(); got "
-            f"{method.states!r}. Leave states out, or train on one rank."
+            f"tolerance={sweeps.tolerance:g} would be met sooner on one rank than on another. "
+            "Give a number of sweeps, Sweeps(most=...)."
+        )
+    if parallel.layers > 1 and sweeps != Sweeps() and sweeps.order != "parallel":
+        raise ValueError(
+            "layers on several ranks move their states by one plain interleaved sweep per batch, "
+            f"Sweeps(), or all at once, Sweeps(order='parallel', most=...); got {sweeps!r}."
         )
     if method.mu == "auto":
         raise ValueError(
