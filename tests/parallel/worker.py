@@ -81,7 +81,6 @@ METHODS = {
         weights=Exact(iterations=2, ridge=0.2),
     ),
     "topdown": LPOM(mu=5.0, states=Sweeps("top-down", most=2)),
-    "sweeps": LPOM(mu=5.0, states=Sweeps(most=2)),
 }
 
 
