@@ -635,6 +635,14 @@ def test_a_failed_run_leaves_the_old_one_and_its_report(table):
     assert not Path("run/report.html").exists()
 
 
+@pytest.mark.filterwarnings("ignore::lpom.exceptions.ConvergenceWarning")
+def test_a_network_whose_answers_are_infinite_is_not_kept():
+    wild = ("--learning-rate", "3e8", "--method", "adam", "--epochs", 1, "--to-the-end")
+    said = fail("train", "diabetes", *wild, "--out", "run")
+    assert re.search(r"after training, although all weights are finite.*smaller learning", said)
+    assert not Path("run").exists()
+
+
 @pytest.fixture(scope="module")
 def formulas(tmp_path_factory):
     """A run on a table whose classes a spreadsheet would take for formulas."""

@@ -697,3 +697,12 @@ def test_a_stopped_fit_goes_on_from_its_checkpoint(blobs, tmp_path, monkeypatch)
     assert model.loss_curve_ == whole.loss_curve_
     with pytest.raises(ValueError, match="checkpoint needs an integer as random_state"):
         small(checkpoint=tmp_path, random_state=None).fit(X, y)
+
+
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
+def test_masked_values_are_refused(blobs, name):
+    X, y = blobs
+    given = {"X": X, "y": y, "sample_weight": np.ones(len(y))}
+    given[name] = np.ma.masked_array(given[name], mask=np.arange(given[name].size) == 0)
+    with pytest.raises(ValueError, match=f"{name} has masked values"):
+        MLPClassifier(max_iter=1).fit(**given)

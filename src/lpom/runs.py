@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import warnings
@@ -20,9 +21,18 @@ import lpom
 from lpom import methods, plots
 from lpom.checks import as_device, check_number
 from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import DataError, ModelFileError, unknown_name
+from lpom.exceptions import DataError, DivergenceError, ModelFileError, unknown_name
 from lpom.files import checksum, write_atomically
-from lpom.folders import CONFIG, CURVES, HISTORY, MODEL, REPORT, begun, check_folder
+from lpom.folders import (
+    CONFIG,
+    CURVES,
+    HISTORY,
+    MODEL,
+    REPORT,
+    begun,
+    check_folder,
+    forget_checkpoint,
+)
 from lpom.methods import Method
 from lpom.parallel import Parallel
 from lpom.pictures import PictureClassifier, prepare_pictures
@@ -401,7 +411,12 @@ def train(
     result = estimator.result_
     chosen = estimator.early_stopping and result.status != "interrupted"
     predictor = Predictor(estimator, data.features, data.target, data.reading)
-    results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+    try:
+        results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+    except DivergenceError:
+        if checkpoint is not None:
+            forget_checkpoint(checkpoint.parent)  # the run is at its end: it can't go on
+        raise
     results["test"]["baseline"] = _baseline(data)
     config = {
         **planned(data, settings),
@@ -437,8 +452,23 @@ def _results(predictor: Predictor, X: Any, y: Any) -> dict[str, Any]:
     if isinstance(predictor.target, Classes):
         known = np.isin(y, estimator.classes_)
     loss, score = estimator.evaluate(X[known], y[known])  # a class never trained on has no loss
-    scores = predictor.scores(X, y)
+    if not math.isfinite(loss):
+        raise _blown_up(estimator, f"the loss is {loss}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores = predictor.scores(X, y)
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            raise _blown_up(estimator, f"{name} is {value}")
     return {"loss": loss, "score": scores.get("accuracy", score), **scores}
+
+
+def _blown_up(estimator: Any, what: str) -> DivergenceError:
+    """Of a network whose weights are finite and whose answers are beyond all use, and all JSON."""
+    advice = ", or ".join(methods.get(estimator.method).steadier)
+    return DivergenceError(
+        f"{what} after training, although all weights are finite: nothing is kept."
+        + (f" Try {advice}." if advice else "")
+    )
 
 
 def _baseline(data: Prepared) -> dict[str, Any]:

@@ -679,6 +679,42 @@ def test_a_run_that_made_things_worse_says_so(digits, method):
         lpom.fit(lpom.mlp([64, 10, 10], seed=0), X, y, method=wild, epochs=1, progress=False)
 
 
+def test_a_run_that_made_things_worse_says_so_when_it_stops_early_too(digits):
+    (X, y), _ = digits
+    wild = lpom.methods.get("sgd").with_learning_rate(1000.0)
+    options = {"method": wild, "epochs": 30, "seed": 0, "progress": False}
+    with pytest.warns(ConvergenceWarning, match="has learnt nothing"):
+        result = lpom.fit(
+            lpom.mlp([64, 10, 10], seed=0),
+            X[:200],
+            y[:200],
+            early_stopping=lpom.EarlyStopping(patience=1),
+            **options,
+        )
+    assert result.status == "stopped-early"
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_targets_that_no_output_reaches_are_said(loaded):
+    X, y = torch.linspace(-1, 1, 40)[:, None], torch.linspace(0, 1, 40)[:, None]
+
+    def fit(targets):
+        data = (X, targets)
+        if loaded:
+            data = (DataLoader(TensorDataset(*data), batch_size=40),)
+        lpom.fit(lpom.mlp([1, 4, 1], "relu", "sigmoid", seed=0), *data, epochs=1, seed=0)
+
+    fit(y)
+    with pytest.warns(UserWarning, match="numbers such as -1, and .* sigmoid gives .* from 0 to 1"):
+        fit(2 * y - 1)
+
+
+def test_a_model_without_values_is_refused(digits):
+    (X, y), _ = digits
+    with pytest.raises(ValueError, match=r"meta device.*to_empty"):
+        lpom.fit(torch.nn.Sequential(torch.nn.Linear(64, 10, device="meta")), X, y)
+
+
 def test_numbers_that_no_network_learns_from_are_named(digits):
     (X, y), _ = digits
     with pytest.warns(UserWarning, match=r"values up to 1e\+20.*Standardise"):

@@ -141,6 +141,24 @@ def test_what_is_no_matrix_of_numbers_gets_a_sentence(name):
         lpom.fit(lpom.mlp([2, 3]), X, [0, 1, 2, 0])
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("kind", ["complex", "meta", "quantised"])
+def test_odd_targets_and_weights_get_a_sentence(kind):
+    def odd():
+        match kind:
+            case "complex":
+                return torch.ones(4, dtype=torch.complex64)
+            case "meta":
+                return torch.ones(4, device="meta")
+        return torch.quantize_per_tensor(torch.ones(4), 1.0, 0, torch.qint8)
+
+    X = np.eye(4, 2)
+    with pytest.raises(TypeError, match=f"y must be .* real numbers, got a {kind} one"):
+        lpom.fit(lpom.mlp([2, 1]), X, odd())
+    with pytest.raises(TypeError, match=f"sample_weight must be .* got a {kind} one"):
+        lpom.fit(lpom.mlp([2, 3]), X, [0, 1, 2, 0], sample_weight=odd())
+
+
 @pytest.mark.parametrize(
     "X",
     [

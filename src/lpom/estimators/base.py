@@ -179,7 +179,10 @@ class BaseMLP(FittedMLP, ABC):
         )
         if sample_weight is not None:
             sample_weight = _check_sample_weight(
-                sample_weight, X, dtype=X.dtype, ensure_non_negative=True
+                as_numpy(sample_weight, "sample_weight"),
+                X,
+                dtype=X.dtype,
+                ensure_non_negative=True,
             )
         if issparse(y):
             y = y.toarray()

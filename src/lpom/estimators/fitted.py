@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.methods import Method
 from lpom.training.history import History
-from lpom.training.sources import ROWS, check_finite, dense_rows, plain_tensor
+from lpom.training.sources import ROWS, check_finite, dense_rows
+from lpom.training.tasks import check_unmasked, plain_tensor
 from lpom.training.trainer import Result
 
 
@@ -164,8 +165,12 @@ def _read_only(values: Tensor) -> NDArray[Any]:
 
 
 def as_numpy(values: Any, name: str) -> Any:
-    """A tensor as NumPy knows it, for scikit-learn's checks; all else as it is."""
+    """A tensor as NumPy knows it, for scikit-learn's checks; all else as it is.
+
+    Those checks do not look at masks.
+    """
     if not isinstance(values, Tensor):
+        check_unmasked(values, name)
         return values
     plain = plain_tensor(values, name).cpu()
     return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()

@@ -158,6 +158,8 @@ def fit(
                 generator=order,
                 ranks=ranks,
             )
+        known_targets = train.target if isinstance(train, Arrays) else train.probe().target
+        task.check_range(known_targets, takes.output_activation)
         problem = Problem(takes.graph, task.loss, model)
         begun = _state(method, problem, weight_decay, state)
         team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
@@ -224,6 +226,11 @@ def _place(model: nn.Module, *, training: bool = True) -> torch.device:
         raise ValueError(
             "the model has no weights to train; expected a torch module with layers such as "
             f"Linear or Conv2d, got {type(model).__name__}."
+        )
+    if any(parameter.is_meta for parameter in parameters):
+        raise ValueError(
+            "the weights of the model are on the meta device, where tensors have no values; use "
+            "model.to_empty(device='cpu') and initialise them."
         )
     if training and not any(parameter.requires_grad for parameter in parameters):
         raise ValueError(

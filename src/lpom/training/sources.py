@@ -20,7 +20,7 @@ from lpom.exceptions import warn
 from lpom.methods import Batch
 from lpom.parallel import Ranks
 from lpom.training.signature import Signature
-from lpom.training.tasks import Task, as_array, as_tensor
+from lpom.training.tasks import Task, as_array, as_tensor, plain_tensor
 
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
@@ -409,8 +409,11 @@ def check_targets_finite(y: Any, dtype: torch.dtype) -> None:
 
 def check_weights(weight: Any, n: int, dtype: torch.dtype) -> Tensor:
     """Weights of ``n`` samples, which may all be zero: other batches may count."""
+    name = "sample_weight"
     weights: Tensor = (
-        weight if isinstance(weight, Tensor) else as_tensor(as_array(weight, "sample_weight"))
+        plain_tensor(weight, name)
+        if isinstance(weight, Tensor)
+        else as_tensor(as_array(weight, name))
     )
     if weights.shape != (n,):
         raise ValueError(
@@ -456,15 +459,6 @@ def check_finite(
             )
         raise ValueError(f"{name} holds NaN or infinity{where}. {advice}.")
     return largest
-
-
-def plain_tensor(X: Tensor, name: str) -> Tensor:
-    """The tensor without its graph, if it is one of real numbers that are all there."""
-    odd = "complex" if X.is_complex() else "quantised" if X.is_quantized else ""
-    odd = odd or ("meta" if X.is_meta else "sparse" if X.layout != torch.strided else "")
-    if odd:
-        raise TypeError(f"{name} must be a dense tensor of real numbers, got a {odd} one.")
-    return X.detach()
 
 
 def n_rows(X: Any) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lpom import losses
 from lpom.activations import Activation
+from lpom.exceptions import warn
 from lpom.losses import Loss
 from lpom.losses.base import LEFT_OUT
 
@@ -101,6 +102,20 @@ class Task:
             target = self._target(y)
         return torch.unflatten(target, 0, whole)
 
+    def check_range(self, target: Tensor, output: Activation) -> None:
+        """Warn of numbers that no output can ever reach."""
+        if self.kind != "numbers":
+            return
+        outside = (target < output.lower) | (target > output.upper)
+        if bool(outside.any()):
+            warn(
+                f"y holds numbers such as {float(target[outside][0]):.3g}, and the output "
+                f"activation {output.name} gives values from {output.lower:g} to "
+                f"{output.upper:g}: they can't be learnt. Scale y, or leave the output activation "
+                "out.",
+                UserWarning,
+            )
+
     def counts(self, target: Tensor) -> Tensor | None:
         """How many predictions of each sample count; None if there is one for each."""
         return self.loss.counted(target).sum(1) if self.n_steps else None
@@ -170,8 +185,7 @@ def as_targets(y: Any, n_steps: int = 0) -> Tensor:
                 "kind.",
             )
         )
-    if y.is_complex():
-        raise TypeError(f"y must hold real numbers, got {y.dtype}.")
+    y = plain_tensor(y, "y")
     if y.ndim not in ((2, 3) if n_steps else (1, 2)):
         dimensions = "two or three" if n_steps else "one or two"
         raise ValueError(f"y needs {dimensions} dimensions, got shape {tuple(y.shape)}.")
@@ -181,14 +195,28 @@ def as_targets(y: Any, n_steps: int = 0) -> Tensor:
 
 def as_array(values: Any, name: str, advice: str = "") -> np.ndarray[Any, Any]:
     """An array of real numbers in a form that torch can read; copied only if it is not."""
-    if np.ma.isMaskedArray(values) and np.ma.is_masked(values):
-        raise ValueError(f"{name} has masked values. Fill or remove them first.")
+    check_unmasked(values, name)
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must hold numbers, got {array.dtype}.{advice}")
     if array.dtype.itemsize > 8:
         return array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def check_unmasked(values: Any, name: str) -> None:
+    """Raise if the mask of an array, which nothing here reads, hides some of its values."""
+    if np.ma.isMaskedArray(values) and np.ma.is_masked(values):
+        raise ValueError(f"{name} has masked values. Fill or remove them first.")
+
+
+def plain_tensor(X: Tensor, name: str) -> Tensor:
+    """The tensor without its graph, if it is one of real numbers that are all there."""
+    odd = "complex" if X.is_complex() else "quantised" if X.is_quantized else ""
+    odd = odd or ("meta" if X.is_meta else "sparse" if X.layout != torch.strided else "")
+    if odd:
+        raise TypeError(f"{name} must be a dense tensor of real numbers, got a {odd} one.")
+    return X.detach()
 
 
 def as_tensor(array: np.ndarray[Any, Any]) -> Tensor:

@@ -182,12 +182,13 @@ class Trainer:
                 self.status = "stopped"
             elif len(self.history) == self.epochs:
                 self.status = "finished"
-                self._compare_with_start()
             else:
                 self._begin_epoch(self.generators.states())
                 self._keep(epoch_ended=True)
         if self.best is not None:
             _put_back(self.model, self.best)
+        if self.status != "stopped":  # whoever stops a run may know why
+            self._compare_with_start()
         self._write()
 
     def _begin_epoch(self, drawn_from: list[Tensor]) -> None:
