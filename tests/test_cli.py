@@ -643,6 +643,29 @@ def test_a_network_whose_answers_are_infinite_is_not_kept():
     assert not Path("run").exists()
 
 
+def test_a_run_that_diverges_keeps_the_epochs_before(monkeypatch):
+    step, steps = LPOM.step, []
+
+    def spoiled(self, problem, batch, state):
+        outputs = step(self, problem, batch, state)
+        steps.append(len(batch))
+        if len(problem.graph.parameters[0]) == 8 and sum(steps) > 300:
+            problem.graph.parameters[0].data.fill_(torch.nan)
+        return outputs
+
+    settings = ("--hidden", 8, "--epochs", 9, "--batch-size", 10, "--to-the-end")
+    with monkeypatch.context() as patch:
+        patch.setattr(LPOM, "step", spoiled)
+        result = CliRunner().invoke(app, [*map(str, ("train", "iris", *settings, "--out", "run"))])
+    assert result.exit_code == 2
+    assert re.search(r"error: weights became NaN.* were restored", result.stderr)
+    config = json.loads(Path("run/config.json").read_text())
+    assert config["status"] == "diverged" and config["results"]["test"]["loss"] < 10
+    assert 0 < len(Path("run/history.jsonl").read_text().splitlines()) < 9
+    call("report", "run")
+    assert "diverged" in call("info", "run")
+
+
 @pytest.fixture(scope="module")
 def formulas(tmp_path_factory):
     """A run on a table whose classes a spreadsheet would take for formulas."""

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class LPOMError(Exception):
@@ -13,7 +14,18 @@ class LPOMError(Exception):
 
 
 class DivergenceError(LPOMError, ArithmeticError):
-    """Training produced values that are not finite, or an objective that explodes."""
+    """Training produced values that are not finite, or an objective that explodes.
+
+    Attributes
+    ----------
+    result : what `lpom.fit` would have returned of the epochs before, status "diverged"; the model
+        has the weights that were restored. None if no epoch was finished
+    estimator : the estimator that has them, where one was trained; the one that `fit` was called of
+        stays as it was
+    """
+
+    result: Any = None
+    estimator: Any = None
 
 
 class DataError(LPOMError, ValueError):

@@ -19,7 +19,7 @@ from lpom import datasets, losses, networks, saving
 from lpom.datasets.base import Array, DataDir, pixel_names
 from lpom.datasets.files import read_npz
 from lpom.estimators.splits import split_rows
-from lpom.exceptions import DataError
+from lpom.exceptions import DataError, DivergenceError
 from lpom.methods import Method, State
 from lpom.parallel import Parallel
 from lpom.preparation import Prepared
@@ -211,25 +211,33 @@ class PictureClassifier:
                     "add --no-augment, or train on one rank."
                 )
             source = {"X": datasets.augmented_loader(X, y, rows or len(X), seed=seed)}
-        self.result_ = lpom.fit(
-            model,
-            **source,
-            validation_data=watched,
-            method=self.method,
-            loss=self.loss,
-            epochs=self.max_iter,
-            seed=seed,
-            device=self.device,
-            callbacks=callbacks,
-            early_stopping=EarlyStopping(self.n_iter_no_change, watch="loss")
-            if self.early_stopping
-            else False,
-            progress=progress,
-            checkpoint=self.checkpoint,
-            parallel=parallel,
-        )
+        diverged: DivergenceError | None = None
+        try:
+            self.result_ = lpom.fit(
+                model,
+                **source,
+                validation_data=watched,
+                method=self.method,
+                loss=self.loss,
+                epochs=self.max_iter,
+                seed=seed,
+                device=self.device,
+                callbacks=callbacks,
+                early_stopping=EarlyStopping(self.n_iter_no_change, watch="loss")
+                if self.early_stopping
+                else False,
+                progress=progress,
+                checkpoint=self.checkpoint,
+                parallel=parallel,
+            )
+        except DivergenceError as error:
+            if error.result is None:
+                raise
+            self.result_, error.estimator, diverged = error.result, self, error
         self._model, self.n_features_in_ = model, math.prod(shape)
         self.t_ = len(self.result_.history) * len(X)
+        if diverged is not None:
+            raise diverged
         return self
 
     def to_torch(self) -> nn.Module:

@@ -407,7 +407,14 @@ def train(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
-        estimator.fit(X, y, callbacks=callbacks, progress=progress, parallel=parallel)
+        try:
+            estimator.fit(X, y, callbacks=callbacks, progress=progress, parallel=parallel)
+        except DivergenceError as error:
+            if error.estimator is None:
+                raise
+            estimator, diverged = error.estimator, str(error)
+        else:
+            diverged = ""
     result = estimator.result_
     chosen = estimator.early_stopping and result.status != "interrupted"
     predictor = Predictor(estimator, data.features, data.target, data.reading)
@@ -422,6 +429,7 @@ def train(
         **planned(data, settings),
         "loss": {"name": result.task.loss.name, **result.task.loss.params()},
         "status": result.status,
+        **({"diverged": diverged} if diverged else {}),
         "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
         "metric": result.task.metric,
         "results": results,

@@ -742,3 +742,23 @@ def test_exact_weights_in_half_precision_are_refused(digits):
     model = lpom.mlp([64, 10], seed=0, dtype=torch.float16)
     with pytest.raises(TypeError, match=r"float16.*model\.float\(\)"):
         lpom.fit(model, X, y, method=LPOM(weights="exact"), progress=False)
+
+
+@pytest.mark.parametrize(("width", "threads"), [(20, 1), (3000, 2)])
+def test_small_networks_take_one_thread(width, threads):
+    """Several would wait for each other; what the user has set is there again afterwards."""
+    X, y = torch.randn(100, 60), torch.arange(100) % 2
+    seen, before = [], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        lpom.fit(
+            lpom.mlp([60, width, 2]),
+            X,
+            y,
+            epochs=1,
+            progress=False,
+            callbacks=lambda _: seen.append(torch.get_num_threads()),
+        )
+        assert (seen, torch.get_num_threads()) == ([threads], 2)
+    finally:
+        torch.set_num_threads(before)

@@ -326,6 +326,9 @@ def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
     if run.config["status"] == "interrupted":
         _say_how_to_go_on(folder)
         raise typer.Exit(130)
+    if run.config["status"] == "diverged":
+        typer.echo(f"error: {run.config['diverged']}", err=True)
+        raise typer.Exit(2)
 
 
 def _check_alone(context: typer.Context) -> None:
@@ -381,6 +384,8 @@ def _report(console: Console, run: Run, folder: Path) -> None:
     config = run.config
     if config["status"] == "interrupted":
         console.print(f"interrupted after {len(run.history)} epochs; the run is kept")
+    if config["status"] == "diverged":
+        console.print(f"diverged after {len(run.history)} epochs; what came before is kept")
     console.print(results_table(config))
     console.print(scores_table(config))
     for line in advice(run, folder):

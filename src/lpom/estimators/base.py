@@ -26,7 +26,7 @@ from lpom.checks import check_number
 from lpom.estimators.fitted import Design, FittedMLP, as_numpy
 from lpom.estimators.splits import split_rows
 from lpom.estimators.units import divided, scale_inputs, units
-from lpom.exceptions import ConvergenceWarning
+from lpom.exceptions import ConvergenceWarning, DivergenceError
 from lpom.losses import Loss
 from lpom.methods import Method, State
 from lpom.networks.mlp import mlp
@@ -211,29 +211,37 @@ class BaseMLP(FittedMLP, ABC):
         train, held_out = self._hold_out(divided(X, self._column_units), targets)
         rows = self._rows_per_step(train[0].shape[0], method)
         counted = rows if train[2] is None else rows * float(np.mean(train[2]))
-        self.result_ = fit(
-            self._model,
-            *train[:2],
-            sample_weight=train[2],
-            validation_data=held_out,
-            method=method,
-            loss=self.loss,
-            weight_decay=self.alpha / counted,
-            epochs=1 if partial else int(self.max_iter),
-            batch_size=rows,
-            seed=self._seed(),
-            device=self.device,
-            callbacks=[*([self._say] if self.verbose else []), *callbacks],
-            early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
-            progress=progress,
-            state=state,
-            endless=partial,  # a stream has no end to plan for
-            checkpoint=None if partial else self.checkpoint,
-            parallel=parallel,
-        )
+        diverged: DivergenceError | None = None
+        try:
+            self.result_ = fit(
+                self._model,
+                *train[:2],
+                sample_weight=train[2],
+                validation_data=held_out,
+                method=method,
+                loss=self.loss,
+                weight_decay=self.alpha / counted,
+                epochs=1 if partial else int(self.max_iter),
+                batch_size=rows,
+                seed=self._seed(),
+                device=self.device,
+                callbacks=[*([self._say] if self.verbose else []), *callbacks],
+                early_stopping=EarlyStopping(int(self.n_iter_no_change), self.tol, watch="loss"),
+                progress=progress,
+                state=state,
+                endless=partial,  # a stream has no end to plan for
+                checkpoint=None if partial else self.checkpoint,
+                parallel=parallel,
+            )
+        except DivergenceError as error:
+            if error.result is None:
+                raise
+            self.result_, error.estimator, diverged = error.result, self, error
         scale_inputs(self._model, self._column_units, into=False)
         self._design, self._trained_by = design, method
         self._add_to_history(goes_on, train[0].shape[0])
+        if diverged is not None:
+            raise diverged
 
     def _checked_method(self) -> Method[Any]:
         check_number("max_iter", self.max_iter, whole=True)

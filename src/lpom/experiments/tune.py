@@ -244,6 +244,8 @@ def _train(
     if run.config["status"] == "interrupted":
         raise KeyboardInterrupt
     shutil.rmtree(unfinished, ignore_errors=True)
+    if run.config["status"] == "diverged":
+        return {"loss": None, "score": None, "reason": run.config["diverged"]}
     held_out = run.config["results"]["test"]
     loss = held_out["loss"] if math.isfinite(held_out["loss"]) else None
     return {

@@ -31,6 +31,10 @@ from lpom.training.trainer import Result, Trainer, copied
 _DEFAULT_ROWS = 100  # of a batch
 
 
+#: Multiplications of a batch on its way up, below which one thread is faster than several.
+_SMALL = 2**24
+
+
 def fit(
     model: nn.Module,
     X: Any,
@@ -99,6 +103,11 @@ def fit(
     Returns
     -------
     Result
+
+    Notes
+    -----
+    Fully connected networks whose batch takes fewer than 2**24 multiplications on its way up are
+    trained with one thread: several would wait for each other most of the time.
     """
     method = methods.get(method)
     check_number("epochs", epochs, whole=True)
@@ -161,6 +170,9 @@ def fit(
         known_targets = train.target if isinstance(train, Arrays) else train.probe().target
         task.check_range(known_targets, takes.output_activation)
         problem = Problem(takes.graph, task.loss, model)
+        if place.type == "cpu" and _is_small(problem, len(train.probe())):
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(1)
         begun = _state(method, problem, weight_decay, state)
         team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
         trainer = Trainer(
@@ -194,6 +206,13 @@ def fit(
         if ranks is not None and result.status != "interrupted":
             ranks.close()
         return result
+
+
+def _is_small(problem: Problem, rows: int) -> bool:
+    """Whether threads would cost more than they bring."""
+    edges = [node.edge for node in problem.graph]
+    products = rows * sum(edge.linear.weight.numel() for edge in edges if edge.linear is not None)
+    return all(edge.linear is not None for edge in edges) and products < _SMALL
 
 
 def evaluate(

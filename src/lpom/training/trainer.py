@@ -148,6 +148,10 @@ class Trainer:
                     _put_back(self.model, self.good)
                 text = "training was interrupted; the weights stay as they were."
                 warn(f"{text} {reason}".strip(), UserWarning)
+            except DivergenceError as error:
+                self.status, self.seconds, self._clock = "diverged", self._elapsed(), None
+                error.result = self._result() if len(self.history) else None
+                raise
             finally:
                 for module, training in modes.items():
                     module.training = training
@@ -155,6 +159,9 @@ class Trainer:
                     parameter.grad = None  # as large as the weights, and no one's any more
                 self.state.release()
                 self.seconds, self._clock = self._elapsed(), None
+        return self._result()
+
+    def _result(self) -> Result:
         return Result(
             self.history,
             self.status,
