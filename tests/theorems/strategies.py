@@ -161,7 +161,7 @@ class Case:
             for node in self.graph:
                 p = None if P is None else P[node.index]
                 states.P[node.index] = p
-                states._set(node, node.activation.phi(states.Z(node) if p is None else p))
+                states.put(node, node.activation.phi(states.Z(node) if p is None else p))
         return states
 
     def F(self, X: Sequence[Tensor], weight: Tensor | None = None) -> float:
