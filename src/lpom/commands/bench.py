@@ -17,7 +17,7 @@ from lpom.experiments.bench import bench_step
 from lpom.experiments.bench_parallel import bench_parallel, predict
 from lpom.experiments.schedules import Wire
 from lpom.networks.mlp import mlp
-from lpom.parallel import launch
+from lpom.parallel import launch, own_cores
 
 _RANKS = "2,4,8,16,32,64,128,256,512,1024"
 
@@ -100,7 +100,7 @@ def parallel(
         typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Rows of the batch.", min=4)] = 100,
-    steps: Annotated[int, typer.Option(help="Steps of each turn.", min=1)] = 20,
+    steps: Annotated[int, typer.Option(help="Steps of each turn.", min=1)] = 40,
     rounds: Annotated[int, typer.Option(help="Timed turns of each way.", min=1)] = 5,
     deep: Annotated[
         str, typer.Option(help="Widths of the network in the model of more ranks.")
@@ -130,7 +130,8 @@ def parallel(
     else:
         widths = options.numbers("--sizes", sizes, int)
         shape, model = widths[:1], mlp(widths, seed=0)
-    measured = bench_parallel(model, shape, batch_size=batch_size, steps=steps, rounds=rounds)
+    with own_cores(1):
+        measured = bench_parallel(model, shape, batch_size=batch_size, steps=steps, rounds=rounds)
     if launch.rank():
         return
     table = Table(

@@ -1,17 +1,19 @@
 """What two ranks are worth on this machine, beside the usual ways; and more ranks in a model.
 
 Machines are noisy, so all contenders take turns in one run, some steps at a time. Each rank has one
-thread, but for the contender that has two.
+thread and stays on a core of its own, but for the contender that has two.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import pairwise, repeat
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from lpom.experiments import schedules
 from lpom.experiments.schedules import SCHEDULES, Part, Wire
 from lpom.graph import Graph
 from lpom.methods import LPOM, Batch, Problem
+from lpom.methods.lpom import LPOMState
 from lpom.parallel import Parallel, Pipeline, Ranks
 from lpom.parallel.stages import Stage, cut
 from lpom.training.signature import Signature
@@ -88,9 +91,10 @@ def bench_parallel(
             dist.barrier()
             if round_:  # the first one warms up
                 times[name].append((time.perf_counter() - start) / steps)
-    wire = measure_wire(layers)
-    predicted = _predictions(model, X, y, wire) if layers.first else {}
-    predicted = layers.of_first(predicted)
+    wire, ring = measure_wire(layers), measure_ring(data)
+    dist.barrier()
+    # both at once: two busy cores are slower than one
+    predicted = layers.of_first(_predictions(model, X, y, wire, ring))
     # each against itself
     base = {name: times[f"{name}, one rank"] for name in ("LPOM", "back-propagation")}
     return [
@@ -160,11 +164,25 @@ def _alone(model: nn.Module, X: Tensor, y: Tensor, threads: int = 1) -> Steps:
 
     def run(steps: int) -> None:
         torch.set_num_threads(threads)
-        for _ in range(steps):
-            method.step(problem, batch, state)
+        with _every_core() if threads > 1 else nullcontext():
+            for _ in range(steps):
+                method.step(problem, batch, state)
         torch.set_num_threads(1)
 
     return run
+
+
+@contextmanager
+def _every_core() -> Iterator[None]:
+    """For one process with several threads, among others that stay on a core each."""
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if own is not None:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        if own is not None:
+            os.sched_setaffinity(0, own)
 
 
 def _lpom(model: nn.Module, X: Tensor, y: Tensor, ranks: Ranks) -> Steps:
@@ -194,7 +212,8 @@ def _lpom(model: nn.Module, X: Tensor, y: Tensor, ranks: Ranks) -> Steps:
 
 
 def _backprop(model: nn.Module, X: Tensor, y: Tensor, ddp: bool = False) -> Steps:
-    model = copy.deepcopy(model).train()
+    problem, batch = _problem(model, X, y)
+    model, X = problem.model, batch.inputs  # in the same memory layout as LPOM's
     run_by: nn.Module = nn.parallel.DistributedDataParallel(model) if ddp else model
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE, fused=True)
 
@@ -214,6 +233,7 @@ def _torch_pipeline(
     from torch.distributed import pipelining
 
     problem, batch = _problem(model, X, y)
+    X = batch.inputs
     method = methods.get("lpom")
     ends = Pipeline(method, problem, method.init(problem), ranks, batch.inputs[:3], len(X)).ends
     above = {
@@ -244,19 +264,23 @@ def _torch_pipeline(
 
 @torch.no_grad()
 def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part]:
-    """Each node by itself, as a rank that holds it alone would do it; medians."""
+    """Each node by itself, as a rank that holds it alone would do it; medians.
+
+    They take turns, so that each finds its weights where they are in a step: not in the cache.
+    """
     graph, method = problem.graph, LPOM()
     _, X = graph.feed_forward(batch.inputs)
     ends = [node.index for node in graph]
-    parts = []
+    turns: list[tuple[Stage, Problem, LPOMState, Tensor]] = []
     for layer, node in enumerate(graph):
         stage = Stage.of(graph, ends, layer)
         stage.inbox.update({index: X[index] for index, _ in stage.received})
         own = Problem(stage.graph, problem.loss, problem.model)
-        state = method.init(own)
         pull = 1e-3 * torch.randn_like(X[node.index])
-        seconds: list[tuple[float, float, float]] = []
-        for _ in range(repeats):
+        turns.append((stage, own, method.init(own), pull))
+    seconds: list[list[tuple[float, ...]]] = [[] for _ in graph]
+    for _ in range(repeats):
+        for found, (stage, own, state, pull) in zip(seconds, turns, strict=True):
             clock = [time.perf_counter()]
             states = method.feed_forward(own, batch, state)
             clock.append(time.perf_counter())
@@ -266,15 +290,32 @@ def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part
             clock.append(time.perf_counter())
             method.update(states, batch, state)
             clock.append(time.perf_counter())
-            seconds.append((clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2]))
+            found.append(tuple(b - a for a, b in pairwise(clock)))
+    parts = []
+    for node, found in zip(graph, seconds, strict=True):
         forward, backward, update = (
-            statistics.median(column) for column in zip(*seconds, strict=True)
+            statistics.median(column) for column in zip(*found, strict=True)
         )
         size = X[node.index].element_size()
         weights = sum(p.numel() for p in node.edge.parameters)
         sent = X[node.index].numel() * size
         parts.append(Part(forward, backward, update, sent, weights * size))
     return parts
+
+
+def measure_share(problem: Problem, batch: Batch, share: int) -> list[Part]:
+    """The same for a batch in so many pieces, measured on one: small ones cost more."""
+    rows = len(batch) // share
+    part = Batch(batch.inputs[:rows], batch.target[:rows])
+    return [
+        replace(
+            node,
+            forward=share * node.forward,
+            backward=share * node.backward,
+            sent=share * node.sent,
+        )
+        for node in measure_nodes(problem, part)
+    ]
 
 
 def _joined(nodes: Sequence[Part]) -> Part:
@@ -294,19 +335,21 @@ def _parts(graph: Graph, nodes: Sequence[Part], layers: int) -> list[Part]:
     return [_joined(nodes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _predictions(model: nn.Module, X: Tensor, y: Tensor, wire: Wire) -> dict[str, float]:
+def _predictions(
+    model: nn.Module, X: Tensor, y: Tensor, wire: Wire, ring: Wire
+) -> dict[str, float]:
     """Seconds of a step that the model says for each contender with two ranks."""
     problem, batch = _problem(model, X, y)
-    nodes = measure_nodes(problem, batch)
-    parts = _parts(problem.graph, nodes, 2)
-    rows = schedules.rows_apart(_joined(nodes), wire, 2)
+    parts = _parts(problem.graph, measure_nodes(problem, batch), 2)
+    micro = _parts(problem.graph, measure_share(problem, batch, MICRO_BATCHES), 2)
+    rows = schedules.rows_apart(_joined(measure_share(problem, batch, 2)), ring, 2)
     return {
         "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, wire),
         "LPOM, rows": rows,
         "back-propagation, DDP": rows,
-        "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, parts, wire),
+        "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, micro, wire),
         "back-propagation, 1F1B": schedules.seconds_per_batch(
-            schedules.one_forward_one_back, parts, wire
+            schedules.one_forward_one_back, micro, wire
         ),
     }
 
@@ -328,4 +371,18 @@ def measure_wire(ranks: Ranks, repeats: int = 20) -> Wire:
         halves.append(statistics.median(seconds))
     ranks.wait_for_sent()
     small, large = halves
-    return Wire(small, 4 * (1 << 18) / max(large - small, 1e-9))
+    return Wire(small, 4 * (1 << 18) / max(large - small, 1e-9), busy=True)
+
+
+def measure_ring(ranks: Ranks, repeats: int = 7) -> Wire:
+    """The same where tensors are added up."""
+    found = []
+    for size in (1, 1 << 21):
+        tensor, seconds = torch.zeros(size), []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            ranks.add(tensor)
+            seconds.append(time.perf_counter() - start)
+        found.append(statistics.median(seconds))
+    small, large = found
+    return Wire(small / 2, 4 * (1 << 21) / max(large - small, 1e-9), busy=True)

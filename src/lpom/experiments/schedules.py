@@ -40,13 +40,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Wire:
-    """Seconds until a message begins to arrive, and bytes per second from then on."""
+    """Seconds until a message begins to arrive, and bytes per second from then on.
+
+    ``busy``: nobody but the ranks themselves carries messages, as between processes of one machine
+    whose cores all compute. A message then costs both its ends their time, and hides behind
+    nothing.
+    """
 
     latency: float
     bandwidth: float
+    busy: bool = False
 
     def seconds(self, size: float) -> float:
         return self.latency + size / self.bandwidth
+
+    def own(self, size: float) -> float:
+        """Seconds that a message takes of a rank's own time."""
+        return size / self.bandwidth if self.busy else 0.0
 
     def ring(self, size: float, ranks: int) -> float:
         """To add up a tensor over ranks that stand in a ring."""
@@ -82,19 +92,28 @@ def simulate(programs: Sequence[Program]) -> dict[Hashable, float]:
 
 def _forward(k: int, t: Hashable, parts: Sequence[Part], wire: Wire, share: float) -> Operation:
     needs = ((("F", k - 1, t), wire.seconds(parts[k - 1].sent * share)),) if k else ()
-    return Operation(("F", k, t), parts[k].forward * share, needs)
+    seconds = (parts[k].forward + wire.own(_crossing(k, parts))) * share
+    return Operation(("F", k, t), seconds, needs)
 
 
 def _backward(k: int, t: Hashable, parts: Sequence[Part], wire: Wire, share: float) -> Operation:
     last = k == len(parts) - 1
     needs = () if last else ((("B", k + 1, t), wire.seconds(parts[k].sent * share)),)
-    return Operation(("B", k, t), parts[k].backward * share, needs)
+    seconds = (parts[k].backward + wire.own(_crossing(k, parts))) * share
+    return Operation(("B", k, t), seconds, needs)
+
+
+def _crossing(k: int, parts: Sequence[Part]) -> float:
+    """Bytes that a rank sends and receives for a batch on one way, up or down."""
+    below = parts[k - 1].sent if k else 0.0
+    return below + (parts[k].sent if k < len(parts) - 1 else 0.0)
 
 
 def _update(k: int, t: int, parts: Sequence[Part], wire: Wire, data: int) -> Operation:
-    """With the sum over ranks that have other rows, of which half hides behind the sweep."""
+    """With the sum over ranks that have other rows; half of the sweep hides it, if anything."""
     part = parts[k]
-    added = max(wire.ring(part.weights, data) - part.backward / 2, 0.0)
+    hidden = 0.0 if wire.busy else part.backward / 2
+    added = max(wire.ring(part.weights, data) - hidden, 0.0)
     return Operation(("U", k, t), part.update + added)
 
 

@@ -255,6 +255,28 @@ class Ranks:
         return f"{'; '.join(ended)}. Start the run again: with a checkpoint it goes on."
 
 
+@contextmanager
+def own_cores(threads: int) -> Iterator[None]:
+    """Each process of a machine stays on cores of its own, where there are enough.
+
+    Else two of them meet on one core again and again while another has nothing to do.
+    """
+    local, processes = os.environ.get("LOCAL_RANK"), os.environ.get("LOCAL_WORLD_SIZE")
+    if local is None or processes is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < int(processes) * threads:
+        yield
+        return
+    first = int(local) * threads
+    os.sched_setaffinity(0, sorted(allowed)[first : first + threads])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
 def _join(parallel: Parallel, device: torch.device) -> None:
     """Meet the other processes, unless that has been done."""
     if not dist.is_available():

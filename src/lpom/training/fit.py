@@ -18,7 +18,7 @@ from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
-from lpom.parallel import Parallel, Pipeline, Ranks
+from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoints import Checkpoint, RunFolder, encode
 from lpom.training.measuring import evaluating, measure
@@ -128,6 +128,8 @@ def fit(
         if parallel is not None and parallel.size > 1:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(parallel.threads)
+            if place.type == "cpu":
+                stack.enter_context(own_cores(parallel.threads))
             ranks = Ranks(parallel, place)
             stack.enter_context(ranks.watched())
         folder = None
