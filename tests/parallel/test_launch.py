@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
 
 from lpom import Parallel
 from lpom.commands.train import _spread
+from lpom.parallel import own_cores
 from lpom.parallel.launch import launch
 
 CODE = """
@@ -45,3 +47,19 @@ def test_what_the_command_line_says():
         _spread("rows=2", "digits")
     with pytest.raises(ValueError, match="standard input"):
         _spread("layers=2", "-")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinities")
+def test_processes_stay_on_cores_of_their_own(monkeypatch):
+    before = os.sched_getaffinity(0)
+    for local in range(len(before)):
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(len(before)))
+        with own_cores(1):
+            assert os.sched_getaffinity(0) == {sorted(before)[local]}
+        assert os.sched_getaffinity(0) == before
+    with own_cores(2):  # there are not enough
+        assert os.sched_getaffinity(0) == before
+    monkeypatch.delenv("LOCAL_RANK")
+    with own_cores(1):
+        assert os.sched_getaffinity(0) == before
