@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from copy import deepcopy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -762,3 +763,24 @@ def test_small_networks_take_one_thread(width, threads):
         assert (seen, torch.get_num_threads()) == ([threads], 2)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_denormal_numbers_do_not_slow_a_run_down(before):
+    """Products with them take a hundred times as long; what the user has set is there again."""
+    seen = []
+    is_zero = partial(torch.eq, torch.tensor(1e-40), 0)
+    torch.set_flush_denormal(before)
+    try:
+        lpom.fit(
+            lpom.mlp([4, 3, 2]),
+            torch.randn(10, 4),
+            torch.arange(10) % 2,
+            epochs=1,
+            progress=False,
+            callbacks=lambda _: seen.append(bool(is_zero())),
+        )
+        assert seen == [True]
+        assert bool(is_zero()) is before
+    finally:
+        torch.set_flush_denormal(False)

@@ -17,7 +17,7 @@ from lpom.commands import options, text
 from lpom.commands.options import RUN, TRAINING
 from lpom.commands.show import advice, plan_table, results_table, scores_table
 from lpom.datasets.files import STDIN
-from lpom.exceptions import ModelFileError
+from lpom.exceptions import LostRankError, ModelFileError
 from lpom.folders import (
     CHECKPOINT,
     TENSORBOARD,
@@ -26,6 +26,7 @@ from lpom.folders import (
     begun_folder,
     forget_checkpoint,
     forget_events,
+    read_begun,
     resumable,
     run_folder,
 )
@@ -156,7 +157,7 @@ def train(
         typer.Option(
             metavar="FOLDER",
             help="Go on with the run in this folder, which was stopped before its end; it keeps "
-            "all its settings.",
+            "all its settings. With --parallel among so many processes.",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -174,14 +175,15 @@ def train(
     """
     if resume is not None:
         _check_alone(context)
-        _resume(resume, Console(quiet=quiet, highlight=False), quiet)
-        return
     spread = None if parallel is None else _spread(parallel, data)
     if spread is not None and spread.size > 1 and launch.rank() is None:
         raise typer.Exit(launch.launch("lpom.cli", sys.argv[1:], spread.size))
     helps = spread is not None and bool(launch.rank())  # the first rank has the run
     quiet, tensorboard = quiet or helps, tensorboard and not helps
     console = Console(quiet=quiet, highlight=False)
+    if resume is not None:
+        _resume(resume, console, quiet, spread, helps)
+        return
     given = options.pairs("--set", "states.most=3", method_settings)
     tuned: dict[str, Any] = {
         name.replace(".", "__"): options.value(text) for name, text in given.items()
@@ -256,9 +258,17 @@ def train(
         _end(run, folder, console, quiet)
 
 
-def _resume(folder: Path, console: Console, quiet: bool) -> None:
-    """Go on with a run from its own files, to the end that it would have had."""
-    with begun_folder(folder) as notes:
+def _resume(
+    folder: Path, console: Console, quiet: bool, parallel: Parallel | None, helps: bool
+) -> None:
+    """Go on with a run from its own files, to the end that it would have had.
+
+    Who ``helps`` the first of several processes has a folder that is thrown away.
+    """
+    with ExitStack() as stack:
+        notes = read_begun(folder) if helps else stack.enter_context(begun_folder(folder))
+        if helps:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
         if "text" in notes:
             text.resume(notes, folder, console, quiet=quiet)
             return
@@ -270,8 +280,16 @@ def _resume(folder: Path, console: Console, quiet: bool) -> None:
                 f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
             ) from error
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        run = _trained(prepared, settings, folder, tensorboard=tensorboard, quiet=quiet)
-    _end(run, folder, console, quiet)
+        run = _trained(
+            prepared,
+            settings,
+            folder,
+            tensorboard=tensorboard and not helps,
+            quiet=quiet,
+            parallel=parallel,
+        )
+    if not helps:
+        _end(run, folder, console, quiet)
 
 
 def _spread(text: str, data: str) -> Parallel:
@@ -307,7 +325,7 @@ def _trained(
                 parallel=parallel,
             )
             run.write(folder)
-        except (KeyboardInterrupt, SystemExit, OSError):
+        except (KeyboardInterrupt, SystemExit, OSError, LostRankError):
             _say_how_to_go_on(folder)
             raise
     if run.config["status"] != "interrupted":
@@ -333,7 +351,7 @@ def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
 
 def _check_alone(context: typer.Context) -> None:
     for option in options.given(context):
-        if option not in ("--resume", "--quiet"):
+        if option not in ("--resume", "--quiet", "--parallel"):
             raise ValueError(
                 f"--resume takes all settings from the run itself. Leave {option} out."
             )

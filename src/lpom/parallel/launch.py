@@ -19,6 +19,7 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
 
     When one of them fails, torch ends the others.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -40,6 +41,8 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     except ChildFailedError as error:
         code = int(error.get_first_failure()[1].exitcode)
         return code if code > 0 else 128 - code
+    except SignalException as error:
+        return 128 + int(error.sigval)
     finally:  # torch puts its own in their place
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
