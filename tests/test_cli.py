@@ -278,6 +278,42 @@ def test_what_is_written_and_how_good_it_is_are_said(trained):
     assert "unknown column to keep 'nam'; did you mean 'name'" in sentence
 
 
+def test_a_model_says_in_a_line_what_it_is(trained):
+    predictor = lpom.load(trained / "run")
+    n = predictor.features.n_inputs
+    assert repr(predictor) == (f"<Predictor: classification of drink by MLPClassifier, {n} inputs>")
+
+
+def test_all_problems_of_a_file_come_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    people().assign(pay="29,477").to_csv("people.csv", index=False)
+    said = fail("train", "people.csv", "--target", "drnk", "--ignore", "nme", "--as", "agee=date")
+    for word in (
+        "'drnk'; did you mean 'drink'",
+        "'nme'; did you mean 'name'",
+        "'agee'",
+        "'29,477'",
+    ):
+        assert word in said
+
+
+def test_errors_of_several_targets_stand_by_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    people().assign(pay=lambda t: 1000.0 * t["age"] ** 2).to_csv("people.csv", index=False)
+    both = ("--target", "pay", "--target", "height")
+    said = call("train", "people.csv", *both, *FAST, "--out", "run")
+    for name in ("MAE of pay", "RMSE of pay", "MAE of height", "RMSE of height"):
+        assert name in said
+    assert "e+0" not in said[said.index("MAE of pay") :]  # large numbers are written out
+    assert "MAE of height" in CliRunner().invoke(app, ["predict", "run", "people.csv"]).stderr
+
+
+def test_help_breaks_its_lines_where_the_terminal_ends():
+    lines = call("train", "--help").splitlines()
+    first = next(k for k, line in enumerate(lines) if "are told from the values" in line)
+    assert all(len(line.strip()) > 60 for line in lines[first : first + 4])
+
+
 def test_standard_input_and_output():
     text = people().drop(columns="name").to_csv(index=False)
     options = ["train", "-", "--target", "drink", *FAST, "--out", "run", "--quiet"]

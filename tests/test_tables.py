@@ -475,3 +475,8 @@ def test_baselines_answer_always_the_same():
     found = always(np.array([4.0, 6.0]), truth, "regression")
     assert found == {"R²": -9.0, "MAE": 3.0, "RMSE": pytest.approx(np.sqrt(10))}
     assert number_scores(truth[:1], truth[:1]) == {"MAE": 0, "RMSE": 0}
+    two = np.array([[1.0, 1000.0], [3.0, 3000.0]])
+    found = number_scores(two, two + [1.0, 500.0], ["rooms", "price"])
+    assert found["MAE of rooms"] == found["RMSE of rooms"] == 1.0
+    assert found["MAE of price"] == found["RMSE of price"] == 500.0
+    assert found["R²"] == pytest.approx(((1 - 2 / 2) + (1 - 0.5e6 / 2e6)) / 2)

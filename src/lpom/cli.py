@@ -7,6 +7,7 @@ code.
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -111,9 +112,15 @@ def _loaded(name: str) -> Any:
     found = getattr(import_module(f"lpom.commands.{module}"), attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)
-        alone.command(name)(found)
+        alone.command(name, help=_paragraphs(found))(found)
         found = alone
     return typer.main.get_command(found)
+
+
+def _paragraphs(command: Any) -> str:
+    """The text of a command's help, whose lines are broken where the terminal ends."""
+    text = str(inspect.getdoc(command))
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _not_loaded() -> None:

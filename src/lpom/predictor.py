@@ -46,6 +46,12 @@ class Predictor:
     target: Target
     reading: Reading = field(default_factory=Reading)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Predictor: {self.target.task} of {self.target.name} by "
+            f"{type(self.estimator).__name__}, {self.features.n_inputs} inputs>"
+        )
+
     @property
     def model(self) -> nn.Module:
         return self.estimator.to_torch()
@@ -116,7 +122,7 @@ class Predictor:
         """The same as :meth:`score`, for inputs and targets that are encoded already."""
         said = self.estimator.predict(inputs)
         if self.target.task == "regression":
-            return number_scores(truth, said)
+            return number_scores(truth, said, self.target.names)
         if truth.ndim == 2:
             return label_scores(truth, said)
         return class_scores(truth, said, self._shares(inputs))

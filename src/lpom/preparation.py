@@ -19,7 +19,7 @@ from lpom.exceptions import DataError, unknown_name
 from lpom.files import checksum
 from lpom.tables import Classes, Features, Locale, Quantity, Target, fit_target
 from lpom.tables.columns import listed
-from lpom.tables.plan import named
+from lpom.tables.plan import ColumnPlan, named
 from lpom.training.randomness import as_seed
 
 if TYPE_CHECKING:
@@ -180,8 +180,12 @@ def _from_file(
     columns = list(frame.columns)
     if not targets and data.endswith(".npz") and "y" in columns and len(columns) > 1:
         targets = ("y",)
-    _check_targets(data, targets, columns)
-    target = fit_target(frame, targets, task, reading.locale)
+    try:
+        _check_targets(data, targets, columns)
+        target = fit_target(frame, targets, task, reading.locale)
+    except DataError as error:  # all that is wrong with a file comes at once
+        inputs = frame.drop(columns=list(targets), errors="ignore")
+        raise DataError(f"{error} {_problems(inputs, reading.locale, plan)}".strip()) from error
     labelled = target.known(frame)
     if not labelled.all():
         left_out = len(frame) - int(labelled.sum())
@@ -222,6 +226,16 @@ def _from_file(
         frame.iloc[tested],
         None if data == STDIN else checksum(Path(data)),
     )
+
+
+def _problems(inputs: pd.DataFrame, locale: Locale, plan: dict[str, Any]) -> str:
+    """What can't be told of the columns to learn from, or nothing."""
+    try:
+        if len(inputs.columns):
+            ColumnPlan.decide(inputs, locale=locale, **plan)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _check_targets(data: str, targets: tuple[str, ...], columns: list[str]) -> None:

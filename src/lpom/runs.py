@@ -486,7 +486,7 @@ def _baseline(data: Prepared) -> dict[str, Any]:
         most, scores = majority(y, truth, len(data.target.classes))
         return {"answer": f"always {data.target.classes[most]!r}", **scores}
     name = "always the mean" if data.target.task == "regression" else "always the most frequent"
-    return {"answer": name, **always(y, truth, data.target.task)}
+    return {"answer": name, **always(y, truth, data.target.task, data.target.names)}
 
 
 def _class_weight(given: str | Mapping[str, float], target: Target) -> Any:

@@ -19,15 +19,16 @@ from lpom.experiments import compare as module
 from lpom.experiments.compare import Comparison, as_dataset, compare
 from lpom.experiments.plots import COLORS, spread
 from lpom.experiments.records import Store
+from lpom.experiments.table import Summary
 from lpom.methods import Adam
 from lpom.preparation import prepare
 
 PLAN = Comparison(("lpom", "adam", "sgd"), hidden=(8,), epochs=3, batch_size=30, seeds=(0, 1))
 
 
-def cells(text: str) -> dict[str, list[str]]:
+def cells(text: object) -> dict[str, list[str]]:
     """The rows of a Markdown table, by their first cell."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
+    lines = [line for line in str(text).splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: row for row in rows[2:]}
 
@@ -46,10 +47,15 @@ def test_the_table_has_means_and_spreads_of_the_records(tmp_path, blobs):
             np.mean([r["curve"][-1]["objective"] for r in mine]), rel=5e-3
         )
         assert row[6:8] == ["3", "mini"]
+        seconds, peak = (row[k].split(" (")[0].split()[0] for k in (3, 4))
+        ours = [table["lpom"][k].split(" (")[0].split()[0] for k in (3, 4)]
+        for k, (mine, first) in enumerate(zip((seconds, peak), ours, strict=True)):
+            ratio = float(row[3 + k].split("(")[1].removesuffix("×)"))
+            assert ratio == pytest.approx(float(mine) / float(first), rel=0.07)
     order = [float(row[1].split()[0]) for row in table.values()]
     assert order == sorted(order, reverse=True)
     assert (tmp_path / "table.md").read_text().startswith("# blobs\n\nNetwork 5-8-3, relu")
-    assert text in (tmp_path / "table.md").read_text()
+    assert str(text) in (tmp_path / "table.md").read_text()
 
 
 def test_the_pictures_show_a_line_of_each_method(tmp_path, blobs):
@@ -74,7 +80,7 @@ def test_methods_of_a_seed_start_alike(tmp_path, blobs, monkeypatch):
             return whole(self, problem, batch, state)
 
         monkeypatch.setattr(method, "step", step)
-    monkeypatch.setattr("lpom.experiments.trials.peak_bytes", lambda *_: 0)
+    monkeypatch.setattr("lpom.experiments.trials.peak_bytes", lambda *_: 1)
     compare(replace(PLAN, epochs=1), blobs, tmp_path)
     for seed in range(2):
         starts = [steps[3 * seed] for steps in first.values()]  # three steps an epoch
@@ -155,7 +161,7 @@ def test_a_regression_is_scored_by_r2(tmp_path):
     settings = {"lpom": {"weights": {"adaptive": {"learning_rate": 0.01}}}}
     plan = replace(PLAN, methods=("lpom",), epochs=15, settings=settings)
     text = compare(plan, data, tmp_path)
-    assert "test R²" in text
+    assert "test R²" in str(text)
     assert 0.1 < float(cells(text)["lpom"][1].split()[0]) < 0.6
 
 
@@ -212,9 +218,12 @@ class TestCommand:
         settings += ["--set", "lpom.states.rule=plain"]
         result = CliRunner().invoke(app, [*self.arguments, *settings])
         assert result.exit_code == 0, result.output
-        folder = Path("comparisons/iris")
+        (folder,) = Path("comparisons").glob("iris-*")
         assert "[4/4] adam, seed 3: test 0." in result.stderr
-        assert (folder / "table.md").read_text().endswith(result.stdout.split("\n\ncomp")[0] + "\n")
+        page = (folder / "table.md").read_text()
+        assert "cross-entropy loss" in page and "cross-entropy loss" in result.stdout
+        assert "| lpom" in page and "│ lpom" in result.stdout
+        assert "In brackets: times that of lpom." in page
         records = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
         assert [(r["method"], r["seed"], r["epochs"]) for r in records] == [
             ("lpom", 0, 3),
@@ -227,6 +236,29 @@ class TestCommand:
         given = LPOM(mu=[20, 10], states=Sweeps(rule="plain"), jumps="continuation")
         assert records[0]["params"] == given.plain()
         assert "- adam: learning_rate=0.003, schedule=linear" in result.stdout
+
+    def test_every_setting_has_its_own_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for more in ([], ["--activation", "tanh"], []):
+            run = CliRunner().invoke(app, [*self.arguments, "--seeds", "0", *more])
+            assert run.exit_code == 0, run.output
+        assert len(list(Path("comparisons").iterdir())) == 2
+
+    def test_several_columns_are_predicted_and_read_as_train_reads_them(self, tmp_path):
+        rows = [f"{k % 7},{k};{2 * k},{k % 3};{-k}" for k in range(40)]
+        path = tmp_path / "table.csv"
+        path.write_text("\n".join(["a;b;c", *rows]))
+        arguments = ["compare", str(path), *self.arguments[2:], "--seeds", "0"]
+        arguments += ["--out", str(tmp_path / "out"), "--target", "b", "--target", "c"]
+        run = CliRunner().invoke(app, [*arguments, "--decimal", ",", "--separator", ";"])
+        assert run.exit_code == 0, run.output
+        assert "Network 1-5-2" in run.stdout and "test R²" in run.stdout
+
+    def test_columns_are_not_for_networks_of_pictures(self):
+        arguments = ["compare", "mnist", "--network", "lenet5", "--target", "y"]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert "--target is for tables" in result.stderr
 
     def test_ctrl_c_says_how_to_go_on(self, tmp_path, interrupt):
         arguments = [*self.arguments, "--seeds", "0", "--out", str(tmp_path)]
@@ -242,7 +274,7 @@ class TestCommand:
 
         def pretend(plan, *args, **options):
             chosen.extend(plan.methods)
-            return ""
+            return Summary("", ["method"] * 6, [], "")
 
         monkeypatch.setattr("lpom.commands.compare.run_comparison", pretend)
         arguments = ["compare", "iris", "--methods", "all", "--out", str(tmp_path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from dataclasses import replace
@@ -10,10 +11,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from lpom import runs
 from lpom.cli import app
+from lpom.commands.tune import _drawn
 from lpom.exceptions import DivergenceError
 from lpom.experiments import tune as tuning
 from lpom.experiments.tune import Search, space_for, tune
@@ -190,3 +193,12 @@ def test_mistakes_are_told_before_anything_is_trained(words, sentence, tmp_path,
     done = invoke("tune", "iris", *words)
     assert done.exit_code == 2 and sentence in done.stderr, done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_the_table_fits_a_narrow_terminal_with_all_of_its_values():
+    names = "hidden activation learning_rate alpha batch_size mu epochs loss accuracy".split()
+    values = ["300,100", "relu", "0.0005", "0.1", "100", "100", "100", "0.2491", "85.71 %"]
+    console = Console(width=80, file=io.StringIO())
+    console.print(_drawn([["", *names], ["1", *values]]))
+    drawn = console.file.getvalue()
+    assert all(value in drawn for value in values)

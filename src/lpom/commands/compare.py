@@ -8,19 +8,25 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from lpom import datasets, methods
 from lpom.commands import options
-from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset
+from lpom.datasets.files import STDIN
+from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset, own_folder
 from lpom.experiments.compare import compare as run_comparison
 from lpom.experiments.records import Trial
-from lpom.preparation import prepare
+from lpom.experiments.table import Summary
+from lpom.preparation import Reading, prepare
 from lpom.runs import Settings
 from lpom.training.history import Epoch
 from lpom.training.progress import Bar
 
 
 def compare(
+    context: typer.Context,
     data: options.Data,
     chosen: Annotated[
         str, typer.Option("--methods", help="Comma-separated names, or all.")
@@ -47,20 +53,27 @@ def compare(
     set_epochs: Annotated[
         list[str] | None, typer.Option(help="METHOD=EPOCHS, e.g. admm=50; may be repeated.")
     ] = None,
-    loss: Annotated[
-        str, typer.Option(help="One loss for all; every method can do squared.")
-    ] = "squared",
+    loss: options.LossName = "auto",
     activation: options.ActivationName = "relu",
     output_activation: options.OutputActivation = "identity",
     batch_size: options.AsNeeded = None,
     target: options.TargetColumn = None,
     task: options.TaskName = None,
     ignore: options.Ignored = None,
+    kinds: options.Kinds = None,
+    encoding: options.Encoding = None,
+    separator: options.Separator = None,
+    decimal: options.Decimal = None,
+    thousands: options.Thousands = None,
+    date_order: options.DateOrder = None,
     test_fraction: options.TestFraction = None,
     data_dir: options.DataDir = None,
     threads: options.Threads = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results (else comparisons/DATA).")
+        Path | None,
+        typer.Option(
+            help="Folder for the results (else one below comparisons/, another for every setting)."
+        ),
     ] = None,
 ) -> None:
     """Train by several methods, from the same weights and on the same batches.
@@ -72,6 +85,7 @@ def compare(
         torch.set_num_threads(threads)
     chosen_options = options.pairs("--network-option", "width=0.25", network_option)
     if network:
+        options.check_no_columns(context)
         dataset = datasets.load(data, data_dir)
     else:
         prepared = prepare(
@@ -79,6 +93,8 @@ def compare(
             target=target,
             task=task,
             ignore=tuple(ignore or ()),
+            kinds=options.pairs("--as", "zip=category", kinds),
+            reading=Reading(encoding, separator, decimal, thousands, date_order),
             test_fraction=test_fraction,
             data_dir=data_dir,
         )
@@ -100,12 +116,12 @@ def compare(
         settings=_settings(settings or ()),
         epochs_of=_epochs(set_epochs or ()),
     )
-    folder = out or Path("comparisons") / Path(data).stem
+    folder = out or own_folder(plan, dataset, "table" if data == STDIN else Path(data).stem)
     trials = plan.trials(dataset.name)
     with Bar(sum(trial.epochs for trial in trials)) as bar:
         follower = _Follower(bar, len(trials))
         try:
-            text = run_comparison(
+            summary = run_comparison(
                 plan, dataset, folder, on_epoch=follower.epoch, on_trial=follower.trial
             )
         except KeyboardInterrupt:
@@ -115,10 +131,26 @@ def compare(
                 err=True,
             )
             raise typer.Exit(130) from None
-    typer.echo(f"{text}\n")
+    console = Console(highlight=False)
+    console.print(escape(summary.about), soft_wrap=True)
+    console.print(_drawn(summary))
+    console.print(f"{escape(summary.notes)}\n", soft_wrap=True)
     for name in (TABLE, BY_EPOCH, BY_SECOND):
         if (folder / name).exists():
             typer.echo(folder / name)
+
+
+def _drawn(summary: Summary) -> Table:
+    """The columns that a terminal has room for, and remarks if there are any."""
+    table = Table()
+    columns = list(range(5))
+    if any(line[-1] for line in summary.body):
+        columns.append(len(summary.head) - 1)
+    for k in columns:
+        table.add_column(summary.head[k], justify="right" if 0 < k < 5 else "left")
+    for line in summary.body:
+        table.add_row(*(escape(line[k]) for k in columns))
+    return table
 
 
 class _Follower:

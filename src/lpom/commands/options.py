@@ -155,6 +155,19 @@ Device: TypeAlias = Annotated[
 ]
 Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
 
+_OF_FILES = (
+    "--target",
+    "--task",
+    "--ignore",
+    "--as",
+    "--encoding",
+    "--separator",
+    "--decimal",
+    "--thousands",
+    "--date-order",
+    "--test-fraction",
+)
+
 
 def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
     """The numbers in a text like "300,100"."""
@@ -199,6 +212,12 @@ def given(context: typer.Context) -> dict[str, Any]:
             spelled = [option for option in parameter.opts if option.startswith("--")]
             found[spelled[0] if spelled else name.upper()] = context.params[name]
     return found
+
+
+def check_no_columns(context: typer.Context) -> None:
+    for option in given(context):
+        if option in _OF_FILES:
+            raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
 
 
 def value(text: str) -> Any:

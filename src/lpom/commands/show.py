@@ -58,7 +58,8 @@ def scores_table(config: dict[str, Any]) -> Table:
     """Every score on the test rows beside that of an answer which is always the same."""
     test = config["results"]["test"]
     baseline = test[_BASELINE]
-    unit = f", in units of {config['data']['target']}" if config["metric"] == "r2" else ""
+    regression = config["metric"] == "r2"
+    unit = f", in units of {config['data']['target']}" if regression and "MAE" in test else ""
     table = Table(caption=f"on the test rows{unit}", caption_justify="left")
     table.add_column("score")
     table.add_column("this run", justify="right")
@@ -73,7 +74,9 @@ def written(name: str, value: float) -> str:
     """A score with as many digits as make sense."""
     if name in _PERCENT:
         return f"{100 * value:.2f} %"
-    return f"{value:.4f}" if name in ("AUC", "F1", "R²") else f"{value:,.4g}"
+    if name in ("AUC", "F1", "R²"):
+        return f"{value:.4f}"
+    return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def advice(run: Run, folder: Path) -> list[str]:

@@ -39,19 +39,6 @@ from lpom.tensorboard import TensorBoard
 from lpom.training import Callback
 from lpom.training.progress import epoch_lines
 
-_OF_FILES = (
-    "--target",
-    "--task",
-    "--ignore",
-    "--as",
-    "--encoding",
-    "--separator",
-    "--decimal",
-    "--thousands",
-    "--date-order",
-    "--test-fraction",
-)
-
 
 def train(
     context: typer.Context,
@@ -224,7 +211,7 @@ def train(
             text.start(data, settings, folder, console, tensorboard=tensorboard, quiet=quiet)
             return
         if network is not None:
-            _check_no_columns(context)
+            options.check_no_columns(context)
             prepared = prepare_pictures(data, data_dir)
         else:
             prepared = prepare(
@@ -355,12 +342,6 @@ def _check_alone(context: typer.Context) -> None:
             raise ValueError(
                 f"--resume takes all settings from the run itself. Leave {option} out."
             )
-
-
-def _check_no_columns(context: typer.Context) -> None:
-    for option in options.given(context):
-        if option in _OF_FILES:
-            raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
 
 
 def _check_for_text(context: typer.Context) -> None:

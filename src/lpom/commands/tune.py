@@ -201,10 +201,11 @@ def _command(
 
 def _drawn(lines: list[list[str]]) -> Table:
     head, *body = lines
-    table = Table(caption=tuning.LEGEND, caption_justify="left")
+    table = Table(caption=tuning.LEGEND, caption_justify="left", padding=0)
     for name in head:
         justify: Literal["left", "right"] = "left" if name == "activation" else "right"
-        table.add_column(name.replace("_", "\n"), justify=justify)
+        # a value that is cut could not be given to train
+        table.add_column(name.replace("_", "\n"), justify=justify, overflow="fold")
     for k, line in enumerate(body):
         table.add_row(*map(Text, line), style=None if k else "bold")
     return table

@@ -7,8 +7,9 @@ those lines. What is there already is not run again.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from lpom.checks import check_number
 from lpom.datasets import Dataset
 from lpom.experiments import plots, table
 from lpom.experiments.records import Store, Trial
-from lpom.experiments.trials import run
+from lpom.experiments.trials import n_outputs, run
 from lpom.files import write_atomically
 from lpom.preparation import Prepared
 from lpom.tables import Classes, Features
 from lpom.training.history import Epoch
+from lpom.training.tasks import Task
 
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
     "results.jsonl",
@@ -38,8 +40,8 @@ class Comparison:
     """What is compared. Methods of one seed start from the same weights and meet the same batches.
 
     ``settings`` are hyperparameters that differ from a method's defaults, ``epochs_of`` numbers
-    of epochs that differ from ``epochs``, both by the method's name. The loss is squared error
-    because all methods of the paper can do that. A known ``network``, with its ``options``, takes
+    of epochs that differ from ``epochs``, both by the method's name. The loss is the one
+    that suits the task, which all methods can do. A known ``network``, with its ``options``, takes
     the place of the hidden layers; with ``augment`` its pictures are flipped and cropped.
     """
 
@@ -47,7 +49,7 @@ class Comparison:
     hidden: tuple[int, ...] = (100,)
     activation: str = "relu"
     output: str = "identity"
-    loss: str = "squared"
+    loss: str = "auto"
     epochs: int = 10
     batch_size: int = 100
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -111,7 +113,7 @@ def compare(
     *,
     on_epoch: Callable[[Trial, Epoch], None] = lambda trial, epoch: None,
     on_trial: Callable[[Trial, dict[str, Any]], None] = lambda trial, record: None,
-) -> str:
+) -> table.Summary:
     """Run what is missing in ``folder``, write table and pictures, and return the table.
 
     They are written too when it is interrupted; called again it goes on.
@@ -127,8 +129,14 @@ def compare(
             on_trial(trial, records[trial.key])
     finally:
         done = [records[trial.key] for trial in trials if trial.key in records]
-        text = _write(plan, data, folder, done)
-    return text
+        summary = _write(plan, data, folder, done)
+    return summary
+
+
+def own_folder(plan: Comparison, data: Dataset, name: str) -> Path:
+    """Every setting has its own, so that no table is written over by that of another."""
+    settings = json.dumps([data.name, data.notes, asdict(plan)], sort_keys=True)
+    return Path("comparisons") / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
 
 
 def as_dataset(prepared: Prepared, source: str) -> Dataset:
@@ -173,36 +181,40 @@ def _attempt(
         return {"key": trial.key, "method": trial.method, "seed": trial.seed, "reason": reason}
 
 
-def _write(plan: Comparison, data: Dataset, folder: Path, records: list[dict[str, Any]]) -> str:
-    score = "accuracy" if data.classes else "R²"
+def _write(
+    plan: Comparison, data: Dataset, folder: Path, records: list[dict[str, Any]]
+) -> table.Summary:
+    score = "R²" if np.issubdtype(data.y_train.dtype, np.floating) else "accuracy"
     rows = [
         table.Row(name, [record for record in records if record["method"] == name])
         for name in plan.methods
     ]
-    text = table.markdown(rows, len(plan.seeds), score)
-    page = f"# {data.name}\n\n{_network(plan, data)}\n\n{text}\n"
+    summary = table.summary(_network(plan, data), rows, len(plan.seeds), score)
+    page = f"# {data.name}\n\n{summary}\n"
     write_atomically(folder / TABLE, page.encode())
     lines = [row for row in rows if row.finished]
     if lines:
         title, n_test = f"{data.name}, {_sizes(plan, data)}", len(data.y_test)
         plots.draw(lines, folder / BY_EPOCH, title, score, n_test, "epochs")
         plots.draw(lines, folder / BY_SECOND, title, score, n_test, "seconds")
-    return text
+    return summary
 
 
 def _sizes(plan: Comparison, data: Dataset) -> str:
     if plan.network:
         options = ", ".join(f"{name} {value}" for name, value in plan.options.items())
         return plan.network + (f" ({options})" if options else "")
-    return "-".join(map(str, (data.x_train.shape[1], *plan.hidden, len(data.classes) or 1)))
+    return "-".join(map(str, (data.x_train.shape[1], *plan.hidden, n_outputs(data))))
 
 
 def _network(plan: Comparison, data: Dataset) -> str:
     layers = "" if plan.network else f", {plan.activation}, output {plan.output}"
+    output = None if plan.network else activations.get(plan.output)
+    loss = Task.infer(data.y_train, n_outputs(data), plan.loss, output).loss.name
     pictures = ", flipped and cropped" if plan.augment else ""
     return (
         f"Network {_sizes(plan, data)}{layers}{pictures}, "
-        f"{plan.loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; "
+        f"{loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; "
         f"{len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
         f"seeds {', '.join(map(str, plan.seeds))}. {data.notes}"
     )

@@ -1,4 +1,4 @@
-"""Results of a comparison as a Markdown table: means and spreads over seeds, and why not."""
+"""Results of a comparison as a table: means and spreads over seeds, and why not."""
 
 from __future__ import annotations
 
@@ -47,8 +47,22 @@ class Row:
         return list(dict.fromkeys(said))
 
 
-def markdown(rows: Sequence[Row], n_seeds: int, score: str) -> str:
-    """A table, best method first, and what its columns mean."""
+@dataclass(frozen=True)
+class Summary:
+    """What was run, a table, best method first, and what its columns mean; as a text, Markdown."""
+
+    about: str
+    head: list[str]
+    body: list[list[str]]
+    notes: str
+
+    def __str__(self) -> str:
+        body = [[cell.replace("|", "\\|") for cell in line] for line in self.body]
+        return f"{self.about}\n\n{aligned(self.head, body)}\n\n{self.notes}"
+
+
+def summary(about: str, rows: Sequence[Row], n_seeds: int, score: str) -> Summary:
+    """Time and memory stand beside how many times those of the first row they are."""
     done = [row for row in rows if row.finished]
     done.sort(key=lambda row: -statistics.fmean(row.values("score")))
     rest = [row for row in rows if not row.finished]
@@ -63,28 +77,30 @@ def markdown(rows: Sequence[Row], n_seeds: int, score: str) -> str:
         "batches",
         "remarks",
     ]
-    body = [_cells(row, n_seeds, score) for row in (*done, *rest)]
+    first = next((row for row in rows if row.finished), None)
+    body = [_cells(row, first, n_seeds, score) for row in (*done, *rest)]
     settings = "\n".join(f"- {row.method}: {row.settings()}" for row in rows if row.settings())
-    return f"{aligned(head, body)}\n\n{_legend(rows, n_seeds, score)}\n\n{settings}"
+    legend = _legend(rows, first, n_seeds, score)
+    return Summary(about, head, body, f"{legend}\n\n{settings}")
 
 
-def _cells(row: Row, n_seeds: int, score: str) -> list[str]:
+def _cells(row: Row, first: Row | None, n_seeds: int, score: str) -> list[str]:
     remarks = row.remarks()
     if len(row.records) < n_seeds:
         remarks.insert(0, f"{len(row.records)} of {n_seeds} seeds run so far")
     elif row.finished and len(row.finished) < n_seeds:
         remarks.insert(0, f"{n_seeds - len(row.finished)} of {n_seeds} seeds failed")
-    last = " ".join(f"{remark.rstrip('.')}." for remark in remarks).replace("|", "\\|")
+    last = " ".join(f"{remark.rstrip('.')}." for remark in remarks)
     batches = "full" if row.full_batch else "mini"
-    if not row.finished:
+    if not row.finished or first is None:
         return [row.method, *["–"] * 6, batches, last]
     show: Callable[[float], str] = _number if score == "R²" else _percent
     return [
         row.method,
         _mean_and_spread(row.values("score"), show),
         show(statistics.fmean(row.values("train_score"))),
-        f"{statistics.median(row.seconds()):.3g}",
-        _memory(max(row.values("peak_bytes"))),
+        f"{_time(row):.3g} ({_time(row) / _time(first):.2g}×)",
+        f"{_memory(_peak(row))} ({_peak(row) / _peak(first):.2g}×)",
         f"{statistics.fmean(row.at_end('objective')):.3g}",
         str(row.finished[0]["epochs"]),
         batches,
@@ -97,6 +113,14 @@ def _mean_and_spread(values: Sequence[float], show: Callable[[float], str]) -> s
     if len(values) < 2:
         return mean
     return f"{mean.removesuffix(' %')} ± {show(statistics.stdev(values))}"
+
+
+def _time(row: Row) -> float:
+    return statistics.median(row.seconds())
+
+
+def _peak(row: Row) -> float:
+    return max(row.values("peak_bytes"))
 
 
 def _percent(value: float) -> str:
@@ -123,7 +147,7 @@ def aligned(head: list[str], body: list[list[str]]) -> str:
     )
 
 
-def _legend(rows: Sequence[Row], n_seeds: int, score: str) -> str:
+def _legend(rows: Sequence[Row], first: Row | None, n_seeds: int, score: str) -> str:
     sentences = [
         f"Test {score} after the last epoch"
         + (", mean ± standard deviation over seeds." if n_seeds > 1 else "."),
@@ -131,6 +155,8 @@ def _legend(rows: Sequence[Row], n_seeds: int, score: str) -> str:
         "Objective: the method's own, per sample, on a fixed batch; not comparable between "
         "methods.",
     ]
+    if first is not None and len(rows) > 1:
+        sentences.insert(1, f"In brackets: times that of {first.method}.")
     if any(row.full_batch for row in rows):
         sentences.append(
             "An epoch is one pass over the data: many steps of a mini-batch method, one step of a "

@@ -94,11 +94,11 @@ def _train(
     trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
     (X, y), (X_test, y_test) = parts(data.pictures() if trial.network else data, trial.part)
-    n_outputs = len(data.classes) or 1
+    outputs = n_outputs(data)
     output = activations.get(trial.output, **trial.output_params)
-    model = make_model(trial, tuple(X.shape[1:]), n_outputs)
+    model = make_model(trial, tuple(X.shape[1:]), outputs)
     method = methods.get(trial.method, **trial.params)
-    task = Task.infer(y, n_outputs, trial.loss, output)
+    task = Task.infer(y, outputs, trial.loss, output)
     size = min(trial.batch_size, len(X))
     more: dict[str, Any] = {}
     if closely:
@@ -133,6 +133,11 @@ def _train(
         "notes": data.notes,
         **more,
     }
+
+
+def n_outputs(data: Dataset) -> int:
+    """One for each class, or for each column to predict."""
+    return len(data.classes) or (1 if data.y_train.ndim == 1 else data.y_train.shape[1])
 
 
 def make_model(trial: Trial, shape: tuple[int, ...], n_outputs: int) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,19 @@ def class_scores(truth: Array, said: Array, shares: Array) -> dict[str, float]:
     return {name: float(value) for name, value in found.items()}
 
 
-def number_scores(truth: Array, said: Array) -> dict[str, float]:
-    """Of numbers in their own unit, (n,) or (n, outputs)."""
-    found = {
-        "MAE": metrics.mean_absolute_error(truth, said),
-        "RMSE": metrics.root_mean_squared_error(truth, said),
-    }
+def number_scores(truth: Array, said: Array, names: Sequence[str] = ()) -> dict[str, float]:
+    """Of numbers in their own unit, (n,) or (n, outputs).
+
+    Errors of several outputs stand by their ``names``: a mean over different units says nothing.
+    """
+    if truth.ndim == 1:
+        columns = {"": (truth, said)}
+    else:
+        columns = {f" of {name}": (truth[:, k], said[:, k]) for k, name in enumerate(names)}
+    found = {}
+    for which, pair in columns.items():
+        found[f"MAE{which}"] = metrics.mean_absolute_error(*pair)
+        found[f"RMSE{which}"] = metrics.root_mean_squared_error(*pair)
     if len(truth) > 1:
         found = {"R²": metrics.r2_score(truth, said), **found}
     return {name: float(value) for name, value in found.items()}
@@ -55,9 +63,9 @@ def majority(train: Array, truth: Array, n_classes: int) -> tuple[int, dict[str,
     return most, class_scores(truth, np.full(len(truth), most), constant)
 
 
-def always(train: Array, truth: Array, task: str) -> dict[str, Any]:
+def always(train: Array, truth: Array, task: str, names: Sequence[str] = ()) -> dict[str, Any]:
     """The mean of numbers, or the more frequent value of each label, as an answer to everything."""
     mean = train.mean(0)
     if task == "regression":
-        return number_scores(truth, np.broadcast_to(mean, truth.shape))
+        return number_scores(truth, np.broadcast_to(mean, truth.shape), names)
     return label_scores(truth, np.broadcast_to((mean > 0.5).astype(int), truth.shape))
