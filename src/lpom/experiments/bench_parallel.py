@@ -229,11 +229,10 @@ def _backprop(model: nn.Module, X: Tensor, y: Tensor, ddp: bool = False) -> Step
 def _torch_pipeline(
     model: nn.Sequential, X: Tensor, y: Tensor, ranks: Ranks, schedule: str
 ) -> Steps:
-    """torch's own pipeline, cut where LPOM's is."""
+    """torch's own pipeline, cut where LPOM's is; it can't send pictures with channels last."""
     from torch.distributed import pipelining
 
     problem, batch = _problem(model, X, y)
-    X = batch.inputs
     method = methods.get("lpom")
     ends = Pipeline(method, problem, method.init(problem), ranks, batch.inputs[:3], len(X)).ends
     above = {
