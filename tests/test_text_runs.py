@@ -79,6 +79,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
     begin(part, notes)
     assert begun(part)
     assert "char-transformer" in call("info", "part").stdout
+    refused = call("train", "--resume", "part", "--parallel", "layers=1", code=2)
+    assert "by one process" in refused.stderr
     call("train", "--resume", "part")
     config = json.loads((part / "config.json").read_text())
     assert config["results"] == whole["results"] and not begun(part)

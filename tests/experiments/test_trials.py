@@ -47,6 +47,15 @@ def test_a_store_passes_over_what_is_no_record_and_says_so(tmp_path, blobs):
         assert [record["key"] for record in store] == [whole["key"], "c"]
 
 
+def test_a_record_without_its_score_is_run_again(tmp_path, blobs):
+    store = Store(tmp_path / "results.jsonl")
+    whole = run(TRIAL, blobs, store)
+    cut = {key: value for key, value in whole.items() if key != "score"}
+    store.path.write_text(json.dumps(cut) + "\n")
+    with pytest.warns(UserWarning, match="line 1, is not the record of a run"):
+        assert run(TRIAL, blobs, store)["score"] == whole["score"]
+
+
 def test_a_run_on_data_prepared_otherwise_is_not_taken_for_this_one(tmp_path, blobs):
     store = Store(tmp_path / "results.jsonl")
     run(TRIAL, blobs, store)

@@ -257,6 +257,8 @@ def _resume(
         if helps:
             folder = Path(stack.enter_context(TemporaryDirectory()))
         if "text" in notes:
+            if parallel is not None:
+                raise ValueError("texts are learnt by one process. Leave --parallel out.")
             text.resume(notes, folder, console, quiet=quiet)
             return
         try:

@@ -98,7 +98,8 @@ def _record(line: str) -> dict[str, Any] | None:
     except json.JSONDecodeError:
         return None
     whole = isinstance(record, dict) and _ALWAYS <= record.keys()
-    return record if whole else None
+    # a run has a score, or a reason why not
+    return record if whole and not record.keys().isdisjoint(("score", "reason")) else None
 
 
 def machine() -> dict[str, Any]:

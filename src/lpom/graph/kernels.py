@@ -8,6 +8,7 @@ again for it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,9 @@ _aten = torch.ops.aten
 class Kernel(Adjoint):
     """An operation with a forward of its own, which gives the value and what it remembers."""
 
+    @abstractmethod
     def forward(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, Any]:
-        raise NotImplementedError
+        """The value, and what the way back needs to know of it."""
 
     def shaped(self, o: Operation, live: frozenset[int]) -> set[int]:
         return set()
