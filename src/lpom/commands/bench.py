@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import torch
 import typer
@@ -21,6 +21,15 @@ from lpom.parallel import launch, own_cores
 
 _RANKS = "2,4,8,16,32,64,128,256,512,1024"
 
+_Sizes: TypeAlias = Annotated[
+    str, typer.Option(help="Widths of all layers, inputs and outputs included.")
+]
+_InputShape: TypeAlias = Annotated[str, typer.Option(help="Shape of that network's samples.")]
+_NetworkOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
+]
+
 app = typer.Typer(help="Measure what a method costs on this machine.", no_args_is_help=True)
 
 
@@ -31,17 +40,12 @@ def _bench() -> None:
 
 @app.command()
 def step(
-    sizes: Annotated[
-        str, typer.Option(help="Widths of all layers, inputs and outputs included.")
-    ] = "784,2048,2048,2048,10",
+    sizes: _Sizes = "784,2048,2048,2048,10",
     network: Annotated[
         str, typer.Option(help="A known network in their place, NAME or path.py:make.")
     ] = "",
-    input_shape: Annotated[str, typer.Option(help="Shape of that network's samples.")] = "3,32,32",
-    network_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
-    ] = None,
+    input_shape: _InputShape = "3,32,32",
+    network_option: _NetworkOption = None,
     method: Annotated[
         list[str] | None, typer.Option(help="Method to time (lpom); may be repeated.")
     ] = None,
@@ -88,17 +92,12 @@ def step(
 
 @app.command()
 def parallel(
-    sizes: Annotated[
-        str, typer.Option(help="Widths of all layers, inputs and outputs included.")
-    ] = "784,1024,1024,1024,1024,10",
+    sizes: _Sizes = "784,1024,1024,1024,1024,10",
     network: Annotated[
         str, typer.Option(help="A known network in their place whose layers follow one another.")
     ] = "",
-    input_shape: Annotated[str, typer.Option(help="Shape of that network's samples.")] = "3,32,32",
-    network_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
-    ] = None,
+    input_shape: _InputShape = "3,32,32",
+    network_option: _NetworkOption = None,
     batch_size: Annotated[int, typer.Option(help="Rows of the batch.", min=4)] = 100,
     steps: Annotated[int, typer.Option(help="Steps of each turn.", min=1)] = 40,
     rounds: Annotated[int, typer.Option(help="Timed turns of each way.", min=1)] = 5,
