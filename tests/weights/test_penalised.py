@@ -14,7 +14,7 @@ import lpom
 from lpom import LPOM, Adaptive, Exact
 from lpom.graph import trace
 from lpom.methods import Batch, Problem
-from lpom.objective import adjoint, evaluate, kkt_residuals, per_node
+from lpom.objectives import adjoint, evaluate, kkt_residuals, per_node
 from lpom.penalties import L1, Binary, Box, GroupL1, Levels, NuclearNorm, Ternary
 from lpom.states import States
 from lpom.training.trainer import advance

@@ -16,7 +16,7 @@ from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import OptimizerState
 from lpom.methods.widths import Spreads
-from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
+from lpom.objectives import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
