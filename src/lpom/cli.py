@@ -51,7 +51,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "reproduce": (
         "reproduce:reproduce",
-        "Run an experiment of the paper; what is finished already is not run again.",
+        "Run an experiment of the paper, or beyond it; what is finished already is not run again.",
     ),
     "networks": (
         "lists:list_networks",
