@@ -118,7 +118,8 @@ def _from_bytes(packed: Tensor, bits: int, count: int) -> Tensor:
     each = 8 // bits
     if packed.dtype != torch.uint8 or packed.ndim != 1 or len(packed) != math.ceil(count / each):
         raise ValueError(f"{packed.numel()} bytes for {count} codes of {bits} bits")
-    return ((packed.long()[:, None] >> _shifts(bits)) & (2**bits - 1)).flatten()[:count]
+    codes: Tensor = (packed.long()[:, None] >> _shifts(bits)) & (2**bits - 1)
+    return codes.flatten()[:count]
 
 
 def _shifts(bits: int) -> Tensor:
