@@ -38,7 +38,7 @@ def tiny(monkeypatch):
                 "few, 12",
                 replace(PLAIN, options={"hidden": [12]}),
                 {"lpom": 2e-3},
-                {"penalties": {"l1": {"keep": 0.1, "lazy": True}}},
+                params={"penalties": {"l1": {"keep": 0.1, "lazy": True}}},
                 least=100.0,
                 published="99 %",
             ),

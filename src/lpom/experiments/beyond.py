@@ -7,7 +7,7 @@ penalties in every column.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ class Row:
     name : for ``--rows``
     trial : of seed 0, method and its settings aside
     rates : learning rate of each column; a row has only these columns
+    width : of the ramps that stand in for jumps, in spreads, for LPOM and straight-through
     params : settings of the method in every column, e.g. penalties
     least : accuracy that LPOM is to reach, in per cent
     margin : how far, in points, LPOM may be below the best rival; None where there is no rival
@@ -34,6 +35,7 @@ class Row:
     title: str
     trial: Trial
     rates: Mapping[str, float]
+    width: float | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
     least: float | None = None
     margin: float | None = None
@@ -42,6 +44,8 @@ class Row:
     def trials(self, column: str, seeds: tuple[int, ...], epochs: int | None) -> Iterator[Trial]:
         """The runs of a column, each its own seed."""
         params = dict(self.params) | with_rate(column, self.rates[column])
+        if self.width is not None:
+            params |= _WIDTHS[column](self.width)
         for seed in seeds:
             yield replace(
                 self.trial,
@@ -61,6 +65,13 @@ class Table:
     columns: Mapping[str, str]
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
+
+
+_WIDTHS: dict[str, Callable[[float], dict[str, Any]]] = {
+    "lpom": lambda width: {"jumps": {"straight": {"width": width}}},
+    "straight-through": lambda width: {"width": width},
+    "ramps": lambda width: {},
+}
 
 
 def _mnist(epochs: int, network: str = "mlp", **options: Any) -> Trial:
@@ -100,6 +111,7 @@ DISCRETE = Table(
             "sign, MNIST, 8 layers of 128, 10 epochs",
             _mnist(10, hidden=[128] * 8, activation="sign", norm=True),
             _BOTH,
+            width=2.0,
             least=96.0,
             margin=0.0,
         ),
@@ -115,16 +127,13 @@ DISCRETE = Table(
             "sign-cnn",
             "sign CNN (5x5 of 32 and 64, 1024), CIFAR-10, 20 epochs",
             replace(
-                _mnist(20, "lenet5", channels=[32, 64], hidden=[1024], activation="sign"),
+                _mnist(
+                    20, "lenet5", activation="sign", norm=True, channels=[32, 64], hidden=[1024]
+                ),
                 dataset="cifar-10",
-                options={
-                    "channels": [32, 64],
-                    "hidden": [1024],
-                    "activation": "sign",
-                    "norm": True,
-                },
             ),
             _BOTH,
+            width=2.0,
             margin=0.3,
         ),
     ),
@@ -140,7 +149,7 @@ COMPRESSION = Table(
             "4 % of the weights, ReLU, MNIST, 300-100",
             _mnist(30, hidden=[300, 100], activation="relu"),
             _BOTH,
-            {"penalties": {"l1": {"keep": 0.04, "lazy": True}}},
+            params={"penalties": {"l1": {"keep": 0.04, "lazy": True}}},
             least=98.3,
             published="98.4 % with 8 % (pruned and trained in rounds)",
         ),
@@ -149,7 +158,7 @@ COMPRESSION = Table(
             "1.8 % of the weights, ReLU, MNIST, 300-100",
             _mnist(30, hidden=[300, 100], activation="relu"),
             _BOTH,
-            {"penalties": {"l1": {"keep": 0.018, "lazy": True}}},
+            params={"penalties": {"l1": {"keep": 0.018, "lazy": True}}},
             least=98.0,
             published="98.0 % with 1.8 % (in rounds)",
         ),
@@ -158,7 +167,7 @@ COMPRESSION = Table(
             "low rank, ReLU, MNIST, 784-500x3-10",
             _mnist(15, hidden=[500] * 3, activation="relu"),
             _BOTH,
-            {"penalties": {"nuclearnorm": {"keep": 0.05, "every": 100}}},
+            params={"penalties": {"nuclearnorm": {"keep": 0.05, "every": 100}}},
             least=98.0,
         ),
         Row(
@@ -166,7 +175,7 @@ COMPRESSION = Table(
             "1-bit weights and activations, MNIST, 784-256x3-10, 100 epochs",
             _mnist(100, hidden=[256] * 3, activation="sign", norm=True),
             _BOTH,
-            {"penalties": {"binary": {"lazy": True}}},
+            params={"penalties": {"binary": {"lazy": True}}},
             least=97.8,
             published="97.81 % after 1000 epochs (straight-through)",
         ),
@@ -175,7 +184,7 @@ COMPRESSION = Table(
             "1-bit weights, ReLU, MNIST, 784-2048x3-10, 20 epochs",
             _mnist(20, hidden=[2048] * 3, activation="relu", norm=True),
             _BOTH,
-            {"penalties": {"binary": {"lazy": True}}},
+            params={"penalties": {"binary": {"lazy": True}}},
             least=98.4,
             published="98.31 % (BayesBiNN)",
         ),
@@ -184,7 +193,7 @@ COMPRESSION = Table(
             "2 % of the weights, LeNet-5 (20-50-500), MNIST",
             _mnist(20, "lenet5", channels=[20, 50], hidden=[500]),
             _BOTH,
-            {"penalties": {"l1": {"keep": 0.02, "lazy": True}}},
+            params={"penalties": {"l1": {"keep": 0.02, "lazy": True}}},
             least=99.1,
             published="99.2 % with 1.4 % (in rounds)",
         ),
