@@ -10,6 +10,7 @@ from torch import nn
 import lpom
 from lpom.activations import Elementwise, Sign, Staircase, Step
 from lpom.export import ExportError, to_nir, to_onnx
+from lpom.penalties import Binary, Levels, Ternary
 
 
 def drawn(*shape):
@@ -54,6 +55,28 @@ def test_onnx_says_what_torch_says_for_any_number_of_rows(model, shape, tmp_path
         X = drawn(rows, *shape)
         (found,) = session.run(None, {"inputs": X.numpy()})
         np.testing.assert_allclose(found, model.eval()(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [Binary(), Ternary(), Levels(bits=4), Levels(bits=8)], ids=repr)
+def test_weights_of_few_levels_are_integers_in_onnx(grid, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = lenet(nn.Tanh()).eval()  # without jumps, which rounding may turn
+    with torch.no_grad():
+        for layer in (model[3], model[6]):
+            layer.weight.copy_(grid.nearest(layer.weight))
+    X = drawn(20, 1, 10, 10)
+    path = to_onnx(model, tmp_path / "model.onnx", X)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    for name, layer in (("3.weight", model[3]), ("6.weight", model[6])):
+        integers = stored[f"{name}.integers"]
+        assert integers.dtype == np.int8 and name not in stored
+        scale = grid.scale(layer.weight.detach())
+        np.testing.assert_array_equal(integers, grid.integers(layer.weight.detach(), scale))
+    assert "0.weight" in stored or "10.weight" in stored  # of real numbers, as they were
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"inputs": X.numpy()})
+    np.testing.assert_allclose(found, model(X).detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_file_that_says_something_else_is_refused(tmp_path, monkeypatch):

@@ -29,13 +29,16 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     """Write a network as ONNX, for batches of any size, and run it to see that it is the same.
 
     Outputs for ``example`` must be torch's to rounding, by onnxruntime on the processor; of a
-    network with jumps one row in a hundred may fall on the other side of one.
+    network with jumps one row in a hundred may fall on the other side of one. Weights that are
+    whole numbers times a scale of their channel, as `lpom.penalties` of few levels leave them, are
+    written as 8-bit integers and scales.
 
     Parameters
     ----------
     example : a batch of inputs
     """
     require("onnxscript", "writing ONNX", _ONNX)
+    onnx = require("onnx", "writing ONNX", _ONNX)
     runtime = require("onnxruntime", "checking an ONNX file", _ONNX)
     path = Path(path)
     training = {module: module.training for module in model.modules()}
@@ -54,6 +57,7 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
                 dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
                 verbose=False,
             )
+        _write_integers(onnx, path)
         with torch.no_grad():
             wanted = model(example).cpu().numpy()
     finally:
@@ -69,6 +73,45 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
             "of the rows of the example; do not use it."
         )
     return path
+
+
+def _write_integers(onnx: Any, path: Path) -> None:
+    """Put integers and scales in place of the weights of few levels in an ONNX file."""
+    model = onnx.load(path)
+    graph, nodes = model.graph, []
+    for tensor in list(graph.initializer):
+        weights = onnx.numpy_helper.to_array(tensor)
+        found = _integers(weights) if weights.dtype == np.float32 and weights.ndim > 1 else None
+        if found is None:
+            continue
+        names = [f"{tensor.name}.integers", f"{tensor.name}.scales"]
+        graph.initializer.remove(tensor)
+        graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, name)
+            for array, name in zip(found, names, strict=True)
+        )
+        nodes.append(onnx.helper.make_node("DequantizeLinear", names, [tensor.name], axis=0))
+    if nodes:
+        after = list(graph.node)
+        del graph.node[:]
+        graph.node.extend(nodes + after)
+        onnx.save(model, path)
+
+
+def _integers(weights: Any) -> tuple[Any, Any] | None:
+    """Whole numbers and a scale for each channel whose products are the weights; None if none are.
+
+    The largest weight of a channel is 1 (binary, ternary), 3, 7, ... or 127 scales.
+    """
+    rows = weights.reshape(len(weights), -1).astype(np.float64)
+    largest = abs(rows).max(axis=1, keepdims=True)
+    for most in (2**bits - 1 for bits in range(1, 8)):
+        scales = np.where(largest > 0, largest / most, 1.0)
+        integers = np.rint(rows / scales)
+        if np.allclose(integers, rows / scales, rtol=0, atol=1e-4):
+            whole = integers.reshape(weights.shape).astype(np.int8)
+            return whole, scales[:, 0].astype(np.float32)
+    return None
 
 
 def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "threshold") -> Path:
