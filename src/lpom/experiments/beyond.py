@@ -80,7 +80,6 @@ def _mnist(epochs: int, network: str = "mlp", **options: Any) -> Trial:
     )
 
 
-_ALL = {"lpom": 2e-3, "straight-through": 2e-3, "ramps": 2e-3}
 _BOTH = {"lpom": 2e-3, "straight-through": 2e-3}
 _JUMPING = {
     "lpom": "LPOM",
@@ -99,12 +98,17 @@ DISCRETE = Table(
                 f"{activation}-{epochs}",
                 f"{activation}, MNIST, 300-100, {epochs} epochs",
                 _mnist(epochs, hidden=[300, 100], activation=activation, norm=True),
-                _ALL,
+                dict.fromkeys(_JUMPING, rate),
+                width=width,
                 least=least,
                 margin=0.1,
             )
             for epochs, least in ((5, 97.6), (20, 98.0))
-            for activation in ("step", "sign", "staircase")
+            for activation, rate, width in (
+                ("step", 4e-3, 2.0),
+                ("sign", 4e-3, 2.0),
+                ("staircase", 2e-3, 1.0),
+            )
         ),
         Row(
             "deep-sign",
@@ -120,6 +124,7 @@ DISCRETE = Table(
             "step LeNet-5, MNIST, 10 epochs",
             _mnist(10, "lenet5", activation="step", norm=True),
             _BOTH,
+            width=2.0,
             least=98.5,
             margin=0.1,
         ),
@@ -147,8 +152,8 @@ COMPRESSION = Table(
         Row(
             "sparse-4",
             "4 % of the weights, ReLU, MNIST, 300-100",
-            _mnist(30, hidden=[300, 100], activation="relu"),
-            _BOTH,
+            _mnist(25, hidden=[300, 100], activation="relu"),
+            dict.fromkeys(_BOTH, 4e-3),
             params={"penalties": {"l1": {"keep": 0.04, "lazy": True}}},
             least=98.3,
             published="98.4 % with 8 % (pruned and trained in rounds)",
@@ -156,8 +161,8 @@ COMPRESSION = Table(
         Row(
             "sparse-2",
             "1.8 % of the weights, ReLU, MNIST, 300-100",
-            _mnist(30, hidden=[300, 100], activation="relu"),
-            _BOTH,
+            _mnist(25, hidden=[300, 100], activation="relu"),
+            dict.fromkeys(_BOTH, 4e-3),
             params={"penalties": {"l1": {"keep": 0.018, "lazy": True}}},
             least=98.0,
             published="98.0 % with 1.8 % (in rounds)",
@@ -175,6 +180,7 @@ COMPRESSION = Table(
             "1-bit weights and activations, MNIST, 784-256x3-10, 100 epochs",
             _mnist(100, hidden=[256] * 3, activation="sign", norm=True),
             _BOTH,
+            width=2.0,
             params={"penalties": {"binary": {"lazy": True}}},
             least=97.8,
             published="97.81 % after 1000 epochs (straight-through)",
