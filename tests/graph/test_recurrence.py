@@ -1,6 +1,7 @@
 """Recurrent layers written out: the same numbers as torch's, and each gate a state."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -307,3 +308,32 @@ def test_layers_that_are_not_whole_are_left_written_out():
 
     assert trace(Started(nn.RNN), x).swept is None
     assert trace(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), x).swept is None
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lifted_layers_in_one_call_are_those_written_out(monkeypatch, kind, bidirectional):
+    torch.manual_seed(0)
+    model = kind(4, 6, num_layers=2, bidirectional=bidirectional, batch_first=True).double()
+    x = torch.randn(3, 5, 4, dtype=torch.float64, requires_grad=True)
+    starts = torch.randn(2, 2 + 2 * bidirectional, 3, 6, dtype=torch.float64, requires_grad=True)
+    hx = (starts[0], starts[1]) if kind is nn.LSTM else starts[0]
+
+    def found(part):
+        """Gradients of what is given and of the weights, from outputs or from the ends alone."""
+        lifted = lpom.lift(model, mu=2.0, reduction="sum")
+        outputs, end = lifted(x, hx)
+        ends = end if isinstance(end, tuple) else (end,)
+        total = sum((e * e.detach().cos()).sum() for e in (outputs, *ends)[part])
+        wanted = [x, starts, *model.parameters()]
+        (first, second) = (torch.autograd.grad(total, wanted, retain_graph=True) for _ in range(2))
+        torch.testing.assert_close(first, second, rtol=0, atol=0)  # carried back twice
+        return lifted.report(), outputs, *first
+
+    for part in (slice(None), slice(1), slice(1, None)):
+        at_once = found(part)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["lpom.lift"], "called", lambda *given: None)
+            written = found(part)
+        assert at_once[0] == written[0]
+        torch.testing.assert_close(at_once[1:], written[1:], rtol=1e-11, atol=1e-12)
