@@ -241,7 +241,8 @@ class LPOM(Method[LPOMState]):
                 self.visit(states, node, residual, batch, state, waiting, down=False)
             self.update(states, batch, state)
         state.steps += 1
-        return outputs if states.graph is problem.graph else None
+        graph = problem.graph
+        return outputs if states.graph is graph or states.graph is graph.swept else None
 
     def sweep_down(
         self,
@@ -458,6 +459,10 @@ class LPOM(Method[LPOMState]):
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
             soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
+        one_mu = once and len(set(state.mu[1:])) == 1
+        if graph.swept is not None and one_mu and not graph.jumps and batch.share is None:
+            mu = state.mu[1:2] * (len(graph.swept) + 1)
+            return States(graph.swept, batch.inputs, mu, once=True)
         states = States(graph, batch.inputs, state.mu, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
             state.spreads.measure(problem.graph, states.Z, batch.share)
