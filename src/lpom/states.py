@@ -353,7 +353,8 @@ class States:
         for s in node.sources:
             if s in (0, self.graph.output) or self.graph.consumers[s][-1] is not node:
                 continue
-            if self.graph[s].activation.elementwise and self.graph[s].layer is None:
+            below = self.graph.nodes[s - 1]
+            if below.activation.elementwise and below.layer is None:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
 
