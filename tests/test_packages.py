@@ -29,6 +29,7 @@ ROOMS = [
     {
         "estimators",
         "saving",
+        "packing",
         "export",
         "tables",
         "predictor",

@@ -89,10 +89,15 @@ class Activation(ABC):
         """Whether phi is discontinuous."""
         return math.isinf(self.lipschitz)
 
+    @property
+    def subtracts(self) -> bool:
+        """Whether `response` takes the difference of ``phi`` at two points."""
+        return type(self).response is Activation.response
+
     def response(
         self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
     ) -> Tensor:
-        """``phi(z) - phi(z - pull)``: how a state answers a pull; ``out`` may be ``z`` itself.
+        """``phi(z) - phi(z - pull)``: how a state answers; ``out`` may be ``z`` or ``pull``.
 
         ``said`` is ``phi(z)`` where that is at hand. Where there is a form without the difference
         of two nearly equal numbers it stands here.

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from lpom import losses, methods, networks
+from lpom.experiments.lifted import LiftedLoop
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import Batch, Method, Problem
 from lpom.networks.mlp import mlp
@@ -64,7 +65,14 @@ def bench_step(
         shape = (sizes[0],)
         model = mlp(sizes, seed=seed)
     runners = [
-        _Runner(methods.get(method), model, shape, batch_size, seed, device)
+        _Runner(
+            LiftedLoop() if method == "lift" else methods.get(method),
+            model,
+            shape,
+            batch_size,
+            seed,
+            device,
+        )
         for method in (baseline, *contenders)
     ]
     for _ in range(warmup):

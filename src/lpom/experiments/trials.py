@@ -24,6 +24,7 @@ from lpom.datasets import Dataset, augmented_loader
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
+from lpom.experiments.remains import remains
 from lpom.methods import Batch, Method, Problem
 from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, evaluate, fit
@@ -125,6 +126,8 @@ def _train(
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt
+    if trial.params.get("penalties"):
+        more["remains"] = remains(model, X_test)
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
         "loss_value": loss,
