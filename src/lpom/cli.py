@@ -122,9 +122,13 @@ def _loaded(name: str) -> Any:
 
 
 def _paragraphs(command: Any) -> str:
-    """The text of a command's help, whose lines are broken where the terminal ends."""
-    text = str(inspect.getdoc(command))
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    """The text of a command's help, whose lines are broken where the terminal ends.
+
+    Those of examples, which are indented, stay lines.
+    """
+    parts = str(inspect.getdoc(command)).split("\n\n")
+    whole = (part if part.startswith(" ") else " ".join(part.split()) for part in parts)
+    return "\n\n".join(whole)
 
 
 def _not_loaded() -> None:

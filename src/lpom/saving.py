@@ -27,8 +27,9 @@ import lpom
 from lpom import packing
 from lpom.exceptions import ModelFileError, warn
 from lpom.files import write_atomically
-from lpom.graph import description
+from lpom.graph import description, rebuilding
 from lpom.graph.tracing import unwrapped
+from lpom.graph.vocabulary import DTYPES, KINDS
 
 FORMAT = "lpom"  # the key of the metadata
 FORMAT_VERSION, PACKED_VERSION = 2, 3  # the second of files with packed tensors
@@ -149,7 +150,7 @@ def load(
             "lpom.saving.load(path, into=model)."
         )
     try:
-        model = description.build(header["network"], tensors, header["tensors"], header["shared"])
+        model = rebuilding.build(header["network"], tensors, header["tensors"], header["shared"])
     except _UNBUILDABLE as error:
         raise ModelFileError(
             f"{path} has a description of a network that can't be: {error}. It was changed after "
@@ -177,10 +178,10 @@ def _storable(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     memory = set()
     for name, tensor in found.items():
-        if tensor.dtype not in description.DTYPES.values():
+        if tensor.dtype not in DTYPES.values():
             raise ModelFileError(
                 f"{name} is of {tensor.dtype}, which a model file can't hold; it holds "
-                f"{', '.join(description.DTYPES)}."
+                f"{', '.join(DTYPES)}."
             )
         plain = tensor.detach().cpu().contiguous()
         pointer = plain.untyped_storage().data_ptr()
@@ -315,9 +316,9 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[st
             + ". Use the original file, or train again."
         )
     for name, kind in kinds.items():
-        if kind not in description.KINDS:
+        if kind not in KINDS:
             raise ModelFileError(
-                f"{path} calls {name} a {kind!r}, which is none of {', '.join(description.KINDS)}."
+                f"{path} calls {name} a {kind!r}, which is none of {', '.join(KINDS)}."
             )
     for name, first in shared.items():
         if name in kinds or not isinstance(first, str) or first not in kinds:

@@ -16,7 +16,7 @@ from lpom import LPOM, Adaptive, Exact
 from lpom.graph import trace
 from lpom.methods import Batch, Problem
 from lpom.methods.discrete import StraightThrough
-from lpom.objective import adjoint, evaluate, kkt_residuals, per_node
+from lpom.objectives import adjoint, evaluate, kkt_residuals, per_node
 from lpom.penalties import L1, Binary, Box, GroupL1, Levels, NuclearNorm, Ternary
 from lpom.states import States
 from lpom.training.trainer import advance

@@ -10,7 +10,7 @@ import typer
 from torch import Tensor
 
 from lpom.checks import check_choice
-from lpom.compact import compact
+from lpom.compacting import compact
 from lpom.export import to_nir, to_onnx
 from lpom.predictor import Predictor
 from lpom.runs import load

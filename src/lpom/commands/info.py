@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -13,11 +13,12 @@ from rich.text import Text
 
 from lpom import datasets
 from lpom.commands import text
-from lpom.commands.show import plan_table, results_table, scores_table
-from lpom.compact import compact, size
+from lpom.commands.show import plan_table, results_table, scores_table, training_line
+from lpom.compacting import compact, size
 from lpom.exceptions import CheckpointError, ModelFileError
 from lpom.folders import CHECKPOINT, MODEL, begun, begun_folder, read_begun
 from lpom.runs import Run, network_text
+from lpom.settings import settings_text
 from lpom.tables import Classes, Features, Target
 
 
@@ -34,7 +35,7 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     kept = Run.read(run)
     try:
         facts = _facts(kept, run)
-        tables = results_table(kept.config), scores_table(kept.config)
+        shown = results_table(kept.config), training_line(kept), scores_table(kept.config)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
             f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
@@ -45,8 +46,8 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     features = kept.predictor.features
     if kept.config["data"]["name"] not in datasets.names() and isinstance(features, Features):
         console.print(plan_table(features.plan))
-    for results in tables:
-        console.print(results)
+    for part in shown:
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _print(console: Console, facts: dict[str, str]) -> None:
@@ -71,7 +72,7 @@ def _begun_facts(folder: Path) -> dict[str, str]:
         return {
             "data": f"{data['name']} ({data['notes']})",
             "network": network_text(config["network"]),
-            "method": f"{method.pop('name')} ({_settings(method)})",
+            "method": f"{method.pop('name')} ({settings_text(method)})",
             "training": f"{state}; {config['epochs']} epochs planned, batch size "
             f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}",
             "go on": f"lpom train --resume {folder}",
@@ -93,13 +94,13 @@ def _facts(run: Run, folder: Path) -> dict[str, str]:
         "inputs": f"{n_inputs}, from {n_columns} of {data['columns']} columns",
         "target": f"{data['target']}: {target.task}{_classes(target)}",
         "network": f"{network_text(config['network'])}; {_size(run, folder)}",
-        "method": f"{method.pop('name')} ({_settings(method)})",
+        "method": f"{method.pop('name')} ({settings_text(method)})",
         "loss": config["loss"]["name"],
         "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "
         f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}; "
         f"{config['status']}",
         "started": timing["started"],
-        "versions": _settings(versions, " "),
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
     }
 
 
@@ -125,7 +126,3 @@ def _size(run: Run, folder: Path) -> str:
 
 def _classes(target: Target) -> str:
     return f", {len(target.classes)} classes" if isinstance(target, Classes) else ""
-
-
-def _settings(values: dict[str, Any], sign: str = "=") -> str:
-    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())

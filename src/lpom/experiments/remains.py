@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom import saving
-from lpom.compact import compact
+from lpom.compacting import compact
 
 #: Batches that the two networks predict in turn, and rows of each.
 ROUNDS, ROWS = 30, 1000

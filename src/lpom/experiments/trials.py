@@ -10,6 +10,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,8 @@ def run(
             record |= {"reason": str(error), "remarks": []}
     store.add(record)
     shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # others are not finished yet
+        folder.parent.rmdir()
     return record
 
 

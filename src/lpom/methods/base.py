@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lpom.exceptions import UntrainableError
 from lpom.graph import Chain, Graph, chain, trace
 from lpom.losses import Loss
-from lpom.objective import Objective
+from lpom.objectives import Objective
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 

@@ -15,7 +15,7 @@ from lpom.graph import Graph, Node
 from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import PenalisedState
-from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
+from lpom.objectives import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
