@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 
 import lpom
 from lpom.exceptions import LPOMError
-from lpom.shell import loading
+from lpom.shell import loaded
 
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, LPOMError)
 
@@ -84,7 +84,9 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         assert name is not None  # an unknown one has been refused
-        return name, _loaded(name), rest
+        command = _loaded(name)
+        loaded()
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():
@@ -114,8 +116,7 @@ app = typer.Typer(
 def _loaded(name: str) -> Any:
     """The command itself: its options, and what it does."""
     module, _, attribute = _COMMANDS[name][0].partition(":")
-    with loading():
-        found = getattr(import_module(f"lpom.commands.{module}"), attribute)
+    found = getattr(import_module(f"lpom.commands.{module}"), attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)
         alone.command(name, help=_paragraphs(found))(found)

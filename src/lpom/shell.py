@@ -3,33 +3,24 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 
 def main() -> None:
     """Load the command and run it."""
-    try:
-        with loading():
-            from lpom.cli import main as run
-        run()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
+    signal.signal(signal.SIGINT, _leave)
+    from lpom.cli import main as run
+
+    run()
 
 
-@contextmanager
-def loading() -> Iterator[None]:
-    """While nothing has begun Ctrl-C ends at once: an exception could be lost where it is raised.
+def loaded() -> None:
+    """From now on Ctrl-C is an exception, as usual.
 
-    Libraries that are being loaded catch some, and go on.
+    Before, it ends the process at once: nothing has begun, and a library that is being loaded may
+    catch an exception and go on.
     """
-    before = signal.signal(signal.SIGINT, _leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _leave(*_: Any) -> None:
