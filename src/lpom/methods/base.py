@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import repeat
@@ -71,11 +70,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def parts(self, rows: int) -> Iterator[Batch]:
+    def parts(self, rows: int) -> list[Batch]:
         """Batches of so many rows each, the last of what is left; nothing is copied."""
         given = (self.inputs, self.target, self.weight, self.counts)
         split = [repeat(None) if part is None else torch.split(part, rows) for part in given]
-        return (Batch(*part) for part in zip(*split, strict=False))
+        return [Batch(*part) for part in zip(*split, strict=False)]
 
     @property
     def total(self) -> Tensor | float:

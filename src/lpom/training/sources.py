@@ -162,15 +162,18 @@ class Arrays(Source):
 
     def _batches(self, order: Tensor | None, skip: int) -> Iterator[Batch]:
         if self.steps == 1:
-            yield from [self.whole][skip:]
-            return
+            return iter([self.whole][skip:])
+        return chain.from_iterable(self._brought(order, skip))
+
+    def _brought(self, order: Tensor | None, skip: int) -> Iterator[list[Batch]]:
+        """Batches, as many at a time as are brought together."""
         each = self.batch_size
         numbers = each * math.prod(self.takes.shape)
         ahead = each * max(1, _AHEAD // max(1, numbers))  # one call brings several small batches
         for start in range(skip * each, self.n, ahead):
             stop = min(start + ahead, self.n)
             rows = self._batch(slice(start, stop) if order is None else order[start:stop])
-            yield from rows.parts(each)
+            yield rows.parts(each)
 
     def _places(self, skip: int = 0) -> Iterator[tuple[int, int]]:
         """Where each batch but the first ones begins and ends."""
