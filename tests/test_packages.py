@@ -16,7 +16,7 @@ PACKAGE = Path(lpom.__file__).parent
 
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
-    {"exceptions", "checks", "shell", "registry", "settings", "files"},
+    {"exceptions", "checks", "registry", "settings", "files"},
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
@@ -40,7 +40,7 @@ ROOMS = [
         "folders",
     },
     {"experiments", "tensorboard"},
-    {"report", "commands", "cli"},
+    {"report", "commands", "cli", "shell"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 HEAVY = {"sklearn", "pandas", "matplotlib", "rich", "typer", "scipy"}
