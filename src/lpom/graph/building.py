@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from lpom.graph.operations import (
     call_name,
     module_name,
 )
-from lpom.graph.tracing import traced, unwrapped
+from lpom.graph.scans import Layer
+from lpom.graph.tracing import leave_out_unused, traced, unwrapped
 
 
 def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
@@ -37,7 +38,16 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     the line of the model where it stands.
     """
     model = unwrapped(model)
-    return _Builder(model, *traced(model, example)).build(model)
+    graph = _Builder(model, *traced(model, example)).build(model)
+    return replace(graph, swept=_swept(model, example))
+
+
+def _swept(model: nn.Module, example: Tensor | None) -> Graph | None:
+    """The graph with recurrent layers whole; None where there are none or one has to be open."""
+    if not any(Layer.fits(module) for module in model.modules()):
+        return None
+    builder = _Builder(model, *traced(model, example, whole=(nn.RNN, nn.LSTM, nn.GRU)))
+    return builder.build(model) if builder.close_layers() else None
 
 
 def lifted_identity(x: Tensor) -> Tensor:
@@ -68,6 +78,7 @@ class _Builder:
         self.root, self.traced, self.lines = root, traced, lines
         self.activations: dict[fx.Node, Activation] = {}
         self.values: dict[fx.Node, _Value] = {}
+        self.layers: dict[fx.Node, Layer] = {}
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
@@ -84,8 +95,9 @@ class _Builder:
         nodes = []
         for n in states:
             edge = self._edge(n.args[0] if n.args else n.kwargs["input"], index)
-            nodes.append(Node(index[n], names[n], self.activations[n], edge))
-        if not any(node.edge.parameters for node in nodes):
+            layer = self.layers.get(n)
+            nodes.append(Node(index[n], names[n], self.activations[n], edge, layer))
+        if not any(node.parameters for node in nodes):
             raise UntrainableError(
                 f"{type(model).__name__} has no weights to train: its parameters, if any, do not "
                 "reach the output."
@@ -172,7 +184,7 @@ class _Builder:
 
     def _activation(self, node: fx.Node) -> Activation | None:
         """The activation that a call computes; raises for functions that can't be one."""
-        if node.target is lifted_identity:
+        if node.target is lifted_identity or node in self.layers:
             return Identity()
         try:
             if node.op == "call_module":
@@ -190,6 +202,58 @@ class _Builder:
         except (ValueError, TypeError) as error:
             self._refuse(node, str(error))
         return None
+
+    def close_layers(self) -> bool:
+        """Let the calls of recurrent layers stand for their outputs, samples first.
+
+        False where one has to stay open.
+        """
+        for call in [n for n in self.traced.nodes if n.op == "call_module"]:
+            module = self._module(call)
+            if not isinstance(module, nn.RNNBase):
+                continue
+            if not Layer.fits(module) or any(arg is not None for arg in call.args[1:]):
+                return False
+            picks = self._picks(call, module)
+            if picks is None:
+                return False
+            outputs, lasts = picks
+            with self.traced.inserting_after(call):
+                last = self._call(call, torch.select, call, 1, -1)
+                whole = call
+                if not module.batch_first:
+                    whole = self._call(call, torch.transpose, call, 0, 1)
+            if not module.batch_first:
+                with self.traced.inserting_before(call):
+                    call.args = (self._call(call, torch.transpose, call.args[0], 0, 1),)
+            for pick, made in [(n, whole) for n in outputs] + [(n, last) for n in lasts]:
+                pick.replace_all_uses_with(made)
+            self.layers[call] = Layer(module)
+        leave_out_unused(self.traced)
+        return True
+
+    def _picks(
+        self, call: fx.Node, module: nn.RNNBase
+    ) -> tuple[list[fx.Node], list[fx.Node]] | None:
+        """What is taken of a layer: its outputs, and what its last layer carries out.
+
+        The latter is the last output. None where anything else is taken.
+        """
+        parts = list(call.users)
+        if any(part.target is not operator.getitem for part in parts):
+            return None
+        ends = [part for part in parts if part.args[1] == 1]
+        if module.mode == "LSTM":
+            ends = [h for end in ends for h in end.users]
+            if any(h.target is not operator.getitem or h.args[1] != 0 for h in ends):
+                return None
+        lasts = [pick for end in ends for pick in end.users]
+        places = (-1, module.num_layers - 1)
+        if any(n.target is not operator.getitem or n.args[1] not in places for n in lasts):
+            return None
+        if lasts and module.bidirectional:
+            return None
+        return [part for part in parts if part.args[1] == 0], lasts
 
     # what depends on what
 

@@ -60,10 +60,15 @@ def traced(
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
+    leave_out_unused(graph)
+    return graph, tracer.lines
+
+
+def leave_out_unused(graph: fx.Graph) -> None:
+    """Leave out what does not reach the output."""
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
-    return graph, tracer.lines
 
 
 @contextlib.contextmanager
@@ -166,7 +171,11 @@ class _Tracer(fx.Tracer):
             self.path_of_module(m)
         except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        called = super().call_module(m, forward, args, kwargs)
+        if isinstance(m, nn.RNNBase) and type(m) in self.whole:  # the tuples that it returns
+            end = called[1]
+            return called[0], (end[0], end[1]) if m.mode == "LSTM" else end
+        return called
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any

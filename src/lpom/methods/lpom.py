@@ -15,7 +15,7 @@ from lpom.graph import Graph, Node
 from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.optimizers import PenalisedState
-from lpom.objectives import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
+from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per_node
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
@@ -220,9 +220,12 @@ class LPOM(Method[LPOMState]):
                 "use weights='adaptive', or lazy=False."
             )
 
-    @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
+        with torch.no_grad():
+            return self._step(problem, batch, state)
+
+    def _step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         states = self.feed_forward(problem, batch, state)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -241,7 +244,8 @@ class LPOM(Method[LPOMState]):
                 self.visit(states, node, residual, batch, state, waiting, down=False)
             self.update(states, batch, state)
         state.steps += 1
-        return outputs if states.graph is problem.graph else None
+        graph = problem.graph
+        return outputs if states.graph is graph or states.graph is graph.swept else None
 
     def sweep_down(
         self,
@@ -287,7 +291,7 @@ class LPOM(Method[LPOMState]):
         """
         if isinstance(self.weights, Adaptive):
             plain = batch.weight is None and batch.counts is None and batch.share is None
-            total = len(batch.inputs) if plain else batch.total
+            total = batch.inputs.shape[0] if plain else batch.total
             states.carry_back(node, residual, batch.weight, total, down=down)
             if batch.share is not None:
                 self._begin_to_add(states.graph, node, batch.share, down=down)
@@ -344,14 +348,15 @@ class LPOM(Method[LPOMState]):
                 state.optimizer.step()
             else:
                 state.penalised.step(state.optimizer)
-        states.weights_moved()
+        if not states.once:
+            states.weights_moved()
 
     def _sweeps(self, states: States) -> Iterator[int]:
         """As many sweeps as allowed, or until the states hardly change."""
         for sweep in range(self.states.most):
-            before = list(states.P)
+            before = list(states.P) if self.states.tolerance > 0 else None
             yield sweep
-            if self.states.tolerance > 0 and _change(before, states) < self.states.tolerance:
+            if before is not None and _change(before, states) < self.states.tolerance:
                 return
 
     def _gather(
@@ -458,6 +463,10 @@ class LPOM(Method[LPOMState]):
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
             soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
+        one_mu = once and len(set(state.mu[1:])) == 1
+        if graph.swept is not None and one_mu and not graph.jumps and batch.share is None:
+            mu = state.mu[1:2] * (len(graph.swept) + 1)
+            return States(graph.swept, batch.inputs, mu, once=True)
         states = States(graph, batch.inputs, state.mu, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
             state.spreads.measure(problem.graph, states.Z, batch.share)
@@ -534,7 +543,7 @@ class LPOM(Method[LPOMState]):
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
         graph = self.as_measured(problem, batch, state)
         _, X = graph.feed_forward(batch.inputs[:RATED])
-        return spectral_rates(graph, problem.loss, state.mu, X)[1]
+        return contraction(graph, problem.loss, state.mu, X)
 
     @torch.no_grad()
     def end_epoch(self, problem: Problem, batch: Batch, state: LPOMState) -> None:

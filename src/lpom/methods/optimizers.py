@@ -50,17 +50,17 @@ class OptimizerState(State):
         else:
             self.schedule = schedule
 
-    @torch.no_grad()
     def add_decay(self) -> None:
         r"""Add :math:`c W`, c the weight decay, to the gradient of every matrix and kernel W.
 
         That is the gradient of :math:`\frac{c}{2} \|W\|^2`.
         """
         assert self.optimizer is not None  # init made it
-        for group in self.optimizer.param_groups:
-            for W in group["params"]:
-                if W.ndim > 1 and W.grad is not None:
-                    W.grad = W.grad.add(W, alpha=self.weight_decay)
+        groups = self.optimizer.param_groups
+        weights = [W for group in groups for W in group["params"] if W.ndim > 1]
+        weights = [W for W in weights if W.grad is not None]
+        values = [W.detach() for W in weights]
+        torch._foreach_add_([W.grad for W in weights], values, alpha=self.weight_decay)
 
     def move(self) -> None:
         """Let the optimiser move the weights by their gradients."""
