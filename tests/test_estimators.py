@@ -12,6 +12,11 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.base import clone
+from sklearn.compose import (
+    TransformedTargetRegressor,
+    make_column_selector,
+    make_column_transformer,
+)
 from sklearn.datasets import (
     load_breast_cancer,
     load_diabetes,
@@ -30,7 +35,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.model_selection import (
     GridSearchCV,
-    KFold,
+    RepeatedKFold,
     StratifiedKFold,
     cross_val_score,
     cross_validate,
@@ -39,7 +44,7 @@ from sklearn.model_selection import (
 from sklearn.neural_network import MLPClassifier as BackpropClassifier
 from sklearn.neural_network import MLPRegressor as Backprop
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
@@ -90,7 +95,26 @@ def test_digits_beside_scikit_learns_own(digits):
     assert ours >= theirs.score(X_test, y_test) - 0.015
 
 
-TABLES = {
+def flats(n: int = 700) -> tuple[pd.DataFrame, np.ndarray]:
+    """A data frame with words in it, and rents that depend on both kinds of columns."""
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"area": rng.gamma(8, 9, n), "floor": rng.integers(0, 9, n)})
+    frame["town"] = rng.choice(["Ulm", "Köln", "Bonn", "Jena"], n, p=[0.1, 0.4, 0.3, 0.2])
+    frame["heating"] = rng.choice(["gas", "oil", "heat pump"], n)
+    price = frame["town"].map({"Ulm": 11, "Köln": 14, "Bonn": 12, "Jena": 8})
+    rent = price * frame["area"] + 15 * frame["floor"] - 60 * (frame["heating"] == "oil")
+    return frame, (rent + rng.normal(0, 60, n)).to_numpy()
+
+
+def offers() -> tuple[pd.DataFrame, np.ndarray]:
+    """Flats that are dear for their town; enough of them for half a point to be no chance."""
+    frame, rent = flats(2000)
+    usual = frame["town"].map({"Ulm": 11, "Köln": 15, "Bonn": 11, "Jena": 8})
+    frame["rent"] = rent
+    return frame, (rent / frame["area"] > usual).to_numpy().astype(int)
+
+
+OF_CLASSES = {
     "iris": lambda: load_iris(return_X_y=True),
     "wine": lambda: load_wine(return_X_y=True),
     "breast cancer": lambda: load_breast_cancer(return_X_y=True),
@@ -98,41 +122,80 @@ TABLES = {
     "moons": lambda: make_moons(600, noise=0.25, random_state=0),
     "two": lambda: make_classification(1000, 20, n_informative=8, flip_y=0.05, random_state=0),
     "four": lambda: make_classification(800, 12, n_informative=6, n_classes=4, random_state=1),
+    "offers": offers,
+}
+OF_NUMBERS = {
     "diabetes": lambda: load_diabetes(return_X_y=True),
     "friedman1": lambda: make_friedman1(600, noise=1.0, random_state=0),
     "friedman2": lambda: make_friedman2(500, noise=50.0, random_state=0),
     "linear": lambda: make_regression(300, 10, noise=20.0, random_state=0),
+    "flats": flats,
 }
+
+
+def beside_theirs(tables, folds, ours, theirs, scoring) -> pd.DataFrame:
+    """Mean scores over the folds of each table: of our estimator, and of scikit-learn's."""
+    rows = {}
+    for name, make in tables.items():
+        X, y = make()
+        scale = StandardScaler()
+        if isinstance(X, pd.DataFrame):
+            words = make_column_selector(dtype_exclude="number")
+            scale = make_column_transformer((OneHotEncoder(), words), remainder=scale)
+        found = [
+            cross_validate(make_pipeline(scale, model), X, y, cv=folds, scoring=scoring)
+            for model in (ours, theirs)
+        ]
+        rows[name] = {
+            f"{who}, {what}": scores[f"test_{what}"].mean()
+            for what in scoring
+            for who, scores in zip(("lpom", "scikit-learn"), found, strict=True)
+        }
+    table = pd.DataFrame(rows).T
+    print(f"\n{ours}\n{table.round(4)}")  # seen with pytest -s
+    return table
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
 @pytest.mark.parametrize("early_stopping", [False, True])
-def test_no_table_is_learned_worse_than_by_scikit_learns_own(early_stopping):
-    """Five folds each: 0.5 points or 0.02 R2 at most, and 5 % of log loss on average."""
-    ratios = []
-    for name, make in TABLES.items():
-        X, y = make()
-        classes = y.dtype.kind == "i"
-        folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
-        kinds = (MLPClassifier, BackpropClassifier) if classes else (MLPRegressor, Backprop)
-        ours, theirs = (
-            cross_validate(
-                make_pipeline(
-                    StandardScaler(), kind(early_stopping=early_stopping, random_state=0)
-                ),
-                X,
-                y,
-                cv=folds,
-                scoring={"score": "accuracy", "log loss": "neg_log_loss"} if classes else ["r2"],
-            )
-            for kind in kinds
-        )
-        score = "test_score" if classes else "test_r2"
-        assert ours[score].mean() >= theirs[score].mean() - (0.005 if classes else 0.02), name
-        if classes:
-            ratios.append(ours["test_log loss"].mean() / theirs["test_log loss"].mean())
-    assert np.mean(ratios) <= 1.05
+def test_no_classes_are_learned_worse_than_by_scikit_learns_own(early_stopping):
+    """Five folds each: 0.5 points at most, and 5 % of log loss on average."""
+    settings = dict(early_stopping=early_stopping, random_state=0)
+    table = beside_theirs(
+        OF_CLASSES,
+        StratifiedKFold(5, shuffle=True, random_state=0),
+        MLPClassifier(**settings),
+        BackpropClassifier(**settings),
+        ["accuracy", "neg_log_loss"],
+    )
+    below = table["scikit-learn, accuracy"] - table["lpom, accuracy"]
+    ratios = table["lpom, neg_log_loss"] / table["scikit-learn, neg_log_loss"]
+    print(f"worst {below.max():+.4f} below, log loss {ratios.mean():.3f} times theirs\n{ratios}")
+    assert below.max() <= 0.005
+    assert ratios.mean() <= 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_no_numbers_are_learned_worse_than_by_scikit_learns_own(early_stopping):
+    """Five folds each: 0.02 R2 at most.
+
+    Theirs gets the target in a unit that suits it, which ours sees to by itself. The folds are
+    those of three shufflings: R2 on the 88 rows of one fold swings by more than is allowed.
+    """
+    settings = dict(early_stopping=early_stopping, random_state=0)
+    table = beside_theirs(
+        OF_NUMBERS,
+        RepeatedKFold(n_splits=5, n_repeats=3, random_state=0),
+        MLPRegressor(**settings),
+        TransformedTargetRegressor(Backprop(**settings), transformer=StandardScaler()),
+        ["r2"],
+    )
+    below = table["scikit-learn, r2"] - table["lpom, r2"]
+    print(f"worst {below.max():+.4f} below")
+    assert below.max() <= 0.02
 
 
 def test_several_outputs_are_learned(numbers):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lpom
+from lpom.weights.adam import Adam
 
 
 def small_network() -> nn.Module:
@@ -23,14 +24,14 @@ def small_network() -> nn.Module:
 def test_gradients_lie_in_memory_as_their_weights_do(method, monkeypatch):
     """A fused optimiser goes through both side by side."""
     seen = []
-    plain = torch.optim.Adam.step
+    plain = Adam.step
 
     def step(self, *args):
         parameters = [p for group in self.param_groups for p in group["params"]]
         seen.extend(p.grad.stride() == p.stride() for p in parameters if p.grad is not None)
         return plain(self, *args)
 
-    monkeypatch.setattr(torch.optim.Adam, "step", step)
+    monkeypatch.setattr(Adam, "step", step)
     X, y = torch.randn(40, 3, 8, 8), torch.arange(40) % 4
     lpom.fit(small_network(), X, y, method=method, epochs=1, batch_size=20, seed=0)
     assert seen and all(seen)

@@ -117,6 +117,20 @@ def test_values_are_those_of_torch():
         torch.testing.assert_close(loss.value(x, target), expected(x, target))
 
 
+@pytest.mark.parametrize("classes", [2, 15, 16, 40])
+def test_cross_entropy_of_few_and_many_classes(classes):
+    """Few classes take another way through the memory."""
+    generator = torch.Generator().manual_seed(classes)
+    x = torch.randn(9, classes, generator=generator, dtype=torch.float64).requires_grad_()
+    labels = torch.randint(0, classes, (9,), generator=generator)
+    loss = CrossEntropy()
+    target = loss.encode(labels, classes, classes, torch.float64)
+    expected = F.cross_entropy(x, labels, reduction="none")
+    (gradient,) = torch.autograd.grad(expected.sum(), x)
+    torch.testing.assert_close(loss.value(x, target), expected, atol=1e-14, rtol=1e-14)
+    torch.testing.assert_close(loss.gradient(x, target), gradient, atol=1e-14, rtol=1e-14)
+
+
 def test_cross_entropy_from_class_indices():
     x = torch.randn(9, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.arange(9) % 5

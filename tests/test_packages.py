@@ -20,15 +20,16 @@ ROOMS = [
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
-    {"states", "objective"},
+    {"states", "objectives"},
     {"methods"},
     {"parallel"},
-    {"training", "lift", "compact"},
+    {"training", "lifting", "compacting"},
     {"diagnostics"},
     {"networks", "datasets"},
     {
         "estimators",
         "saving",
+        "packing",
         "export",
         "tables",
         "predictor",
@@ -158,5 +159,8 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
 def test_all_names_are_there():
     for name in lpom.__all__:
         assert getattr(lpom, name) is not None
+        # importing a file of that name would put it in the place of what is meant
+        assert name not in lpom._ROOM_OF or not (PACKAGE / name).exists()
+        assert name not in lpom._ROOM_OF or not (PACKAGE / f"{name}.py").exists()
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(lpom, "nonsense")  # noqa: B009

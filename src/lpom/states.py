@@ -17,6 +17,7 @@ taken, so a norm that power iteration has seen from below does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 17
+#: Numbers of a state that is kept: its memory is worth less than the time to compute it again.
+SMALL = 1 << 15
 
 
 class States:
@@ -66,7 +69,6 @@ class States:
         self.soft = soft or graph
         self.switches: Switches | None = None if once else {}
         self.X: list[Tensor] = [inputs] * (len(graph.nodes) + 1)
-        self._token = torch.zeros((), requires_grad=True)
         self.P: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self.pulls: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
         self._own = [False] * (len(graph.nodes) + 1)
@@ -74,22 +76,22 @@ class States:
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
-        self._graded: set[nn.Parameter] = set()  # weights whose .grad is of this sweep
+        self._graded: set[int] = set()  # ids of the weights whose .grad is of this sweep
         self._passes: dict[int, Memory] = {}  # what recurrent layers know, by their node
         for node in graph.nodes:
             if node.layer is None:
-                self.put(node, node.activation.phi(self.Z(node)))
+                self._set(node, node.activation.phi(self.Z(node)))
             else:
                 X, self._passes[node.index] = node.layer.forward(self.Z(node))
-                self.put(node, X)
+                self._set(node, X)
 
     @property
     def outputs(self) -> Tensor:
-        return self.X[self.graph.output].detach()
+        return _plain(self.X[self.graph.output])
 
     def Z(self, node: Node) -> Tensor:
         """What the edge of a node gives at the present states and weights."""
-        return self._value(node).detach()
+        return _plain(self._value(node))
 
     def residual(self, node: Node) -> Tensor | None:
         """``phi(Z) - X``: what the edge does not yet say of the state; None where that is zero."""
@@ -255,22 +257,24 @@ class States:
         place: int = -1,
     ) -> None:
         """Carry a residual back by the edge's own adjoints: to its sources, or one, and weights."""
-        back, linear, program = _Back(self, node, share), node.edge.linear, self._program(node)
+        linear, program = node.edge.linear, self._program(node)
         if linear is not None:  # most edges of most networks: its adjoint stands here
-            if down and node.sources[0]:
-                back.hand(node.sources[0], residual @ linear.weight, own=True)
+            source, weight, bias = node.sources[0], linear.weight, linear.bias
+            if down and source:
+                self._hand(node, source, residual @ weight, own=True)
             if weights:
-                X, R = self.state(node.sources[0]), residual
+                X, R = self.state(source), residual
                 if R.ndim > 2:
                     X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
-                back.add_product(linear.weight, R, X)  # type: ignore[arg-type]
-                if linear.bias is not None:
-                    back.add_sum(linear.bias, R)
+                self._add_product(weight, R, X, share)  # type: ignore[arg-type]
+                if bias is not None:
+                    self._add_sum(bias, R, share)
             return
         assert program is not None
         self._value(node)  # so that what is known of it is of the present states
         wanted = program.leading(down, weights, place)
         known, last = self._known[node.index], self.once and weights
+        back = _Back(self, node, share)
         program.backward(self.state, known, residual, back, wanted, last=last)
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
@@ -292,9 +296,10 @@ class States:
 
     def drop_old_gradients(self) -> None:
         """Weights that this sweep did not reach keep no gradient: the optimiser would move them."""
-        for parameter in self.graph.parameters:
-            if parameter not in self._graded:
-                parameter.grad = None
+        if len(self._graded) < len(self.graph.parameters):
+            for parameter in self.graph.parameters:
+                if id(parameter) not in self._graded:
+                    parameter.grad = None
 
     def _program(self, node: Node) -> Program | None:
         return node.edge.program_once if self.once else node.edge.program
@@ -346,14 +351,17 @@ class States:
         return value
 
     def _drop(self, node: Node) -> None:
-        """Let go of the states that this node was the last to read.
+        """Let go of the large states that this node was the last to read.
 
         Not of those that are more work than memory: of functions of whole slices, and of layers.
         """
         for s in node.sources:
-            if s in (0, self.graph.output) or self.graph.consumers[s][-1] is not node:
+            if s == 0 or s == self.graph.output or self.X[s].numel() < SMALL:
                 continue
-            if self.graph[s].activation.elementwise and self.graph[s].layer is None:
+            below = self.graph.nodes[s - 1]
+            if self.graph.consumers[s][-1] is not node or below.layer is not None:
+                continue
+            if below.activation.elementwise:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
 
@@ -385,17 +393,20 @@ class States:
 
     def put(self, node: Node, X: Tensor) -> None:
         """Give a state; what its readers said of the old one is stale."""
-        X = X.detach()
-        above = self.graph.consumers[node.index]
-        if self.once and any(self._program(reader) is None for reader in above):
-            with torch.enable_grad():
-                X = _Start.apply(self._token, X)  # type: ignore[no-untyped-call]
-            self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
-        elif not self.once:
-            self._ends[node.index] = X.requires_grad_()
-        self.X[node.index] = X
-        for reader in above:
+        self._set(node, X)
+        for reader in self.graph.consumers[node.index]:
             self._forget(reader)
+
+    def _set(self, node: Node, X: Tensor) -> None:
+        X = X.detach()
+        if not self.once:
+            self._ends[node.index] = X.requires_grad_()
+        elif self.graph.ends[node.index]:
+            with torch.enable_grad():
+                token = torch.zeros((), requires_grad=True)
+                X = _Start.apply(token, X)  # type: ignore[no-untyped-call]
+            self._ends[node.index] = torch.autograd.graph.get_gradient_edge(X)
+        self.X[node.index] = X
 
     def _forget(self, node: Node) -> None:
         """The edge will say something else: a state that was feed-forward is so no longer."""
@@ -425,12 +436,43 @@ class States:
 
     def _add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Gradients of one weight add up over its uses."""
-        if parameter in self._graded:
+        if id(parameter) in self._graded:
             assert parameter.grad is not None
             parameter.grad.add_(gradient)
         else:
             parameter.grad = gradient
-            self._graded.add(parameter)
+            self._graded.add(id(parameter))
+
+    def _add_product(
+        self, parameter: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor
+    ) -> None:
+        """``share * R.T @ X`` for the gradient of a matrix."""
+        if not parameter.requires_grad:
+            return
+        if isinstance(share, Tensor):
+            R, share = R * share, 1.0
+        if id(parameter) in self._graded:
+            assert parameter.grad is not None
+            parameter.grad.addmm_(R.T, X, alpha=share)
+            return
+        old = parameter.grad  # new memory costs the time to get its pages
+        if old is None:
+            old = parameter.grad = torch.empty_like(parameter)
+        torch.addmm(old, R.T, X, beta=0, alpha=share, out=old)
+        self._graded.add(id(parameter))
+
+    def _add_sum(self, parameter: nn.Parameter, R: Tensor, share: float | Tensor) -> None:
+        """``share`` times the sum of the rows of R for the gradient of a vector."""
+        if not parameter.requires_grad:
+            return
+        if isinstance(share, Tensor):
+            R, share = R * share, 1.0
+        old, fresh = parameter.grad, id(parameter) not in self._graded
+        if old is None:
+            old = parameter.grad = torch.empty_like(parameter)
+        # a product takes less time than a sum and its multiple
+        torch.addmv(old, R.T, _ones(R), beta=0 if fresh else 1, alpha=share, out=old)
+        self._graded.add(id(parameter))
 
 
 class _Back:
@@ -452,26 +494,10 @@ class _Back:
         view(old).add_(pull, alpha=states.mu[self.node.index] / states.mu[source])
 
     def add_product(self, parameter: nn.Parameter, R: Tensor, X: Tensor) -> None:
-        if not parameter.requires_grad:
-            return
-        share, states = self.share, self.states
-        if isinstance(share, Tensor):
-            R, share = R * share, 1.0
-        if parameter in states._graded:
-            assert parameter.grad is not None
-            parameter.grad.addmm_(R.T, X, alpha=share)
-        else:  # new memory costs the time to get its pages
-            parameter.grad = torch.addmm(
-                parameter.detach(), R.T, X, beta=0, alpha=share, out=parameter.grad
-            )
-            states._graded.add(parameter)
+        self.states._add_product(parameter, R, X, self.share)
 
     def add_sum(self, parameter: nn.Parameter, R: Tensor) -> None:
-        if not parameter.requires_grad:
-            return
-        fresh = parameter not in self.states._graded
-        total = torch.sum(R, 0, out=parameter.grad if fresh else None).mul_(self.share)
-        self.states._add_gradient(parameter, total)
+        self.states._add_sum(parameter, R, self.share)
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         if parameter.requires_grad:
@@ -488,6 +514,20 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         return None, None
+
+
+def _ones(R: Tensor) -> Tensor:
+    """As many as R has rows."""
+    return _kept_ones(R.shape[0], R.dtype, R.device)
+
+
+@lru_cache(maxsize=8)
+def _kept_ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(rows, dtype=dtype, device=device)
+
+
+def _plain(value: Tensor) -> Tensor:
+    return value.detach() if value.requires_grad else value
 
 
 def _weighted(residual: Tensor, weight: Tensor | None) -> Tensor:

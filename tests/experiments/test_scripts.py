@@ -38,26 +38,26 @@ def explore():
 
 
 @pytest.fixture(scope="module")
-def discrete():
-    yield from script("discrete")
+def widths():
+    yield from script("widths")
 
 
 def test_the_table_of_jumps_is_held_out_and_goes_into_its_page(
-    discrete, tmp_path, monkeypatch, capsys
+    widths, tmp_path, monkeypatch, capsys
 ):
-    trials = [t for label in discrete.VARIANTS for t in discrete.trials(label, "sign", 1, [0])]
-    assert len({trial.key for trial in trials}) == len(discrete.VARIANTS)
+    trials = [t for label in widths.VARIANTS for t in widths.trials(label, "sign", 1, [0])]
+    assert len({trial.key for trial in trials}) == len(widths.VARIANTS)
     assert all(trial.part == "validation" for trial in trials)
-    few = dict(list(discrete.VARIANTS.items())[2:5])
-    monkeypatch.setattr(discrete, "VARIANTS", few)
+    few = dict(list(widths.VARIANTS.items())[2:5])
+    monkeypatch.setattr(widths, "VARIANTS", few)
     page = tmp_path / "discrete.md"
-    page.write_text(f"before\n{discrete.BEGIN}\nold\n{discrete.END}\nafter\n")
+    page.write_text(f"before\n{widths.BEGIN}\nold\n{widths.END}\nafter\n")
     iris = datasets.load("iris")
-    monkeypatch.setattr(discrete.datasets, "load", lambda name: iris)
-    monkeypatch.setattr(discrete, "HERE", tmp_path)
-    monkeypatch.setattr(discrete, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["discrete.py", "--epochs", "1", "--seeds", "0"])
-    discrete.main()
+    monkeypatch.setattr(widths.datasets, "load", lambda name: iris)
+    monkeypatch.setattr(widths, "HERE", tmp_path)
+    monkeypatch.setattr(widths, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["widths.py", "--epochs", "1", "--seeds", "0"])
+    widths.main()
     rows = page.read_text().splitlines()
     assert rows[0] == "before" and rows[-1] == "after" and "old" not in rows
     assert len([row for row in rows if row.startswith("| ")]) == 1 + len(few)

@@ -125,7 +125,8 @@ def test_no_activation_is_differentiated(name, order, weights, watched):
         moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         assert any(moved)
     assert watched["phi"] > 20
-    assert name in ("mlp", "jumps") or watched["followed"] > 0  # edges are differentiated
+    # several sweeps over edges with switches are carried back by autograd
+    assert name != "residual" or watched["followed"] > 0
 
 
 def test_the_watch_sees_back_propagation(watched):

@@ -123,3 +123,31 @@ def test_floats_for_a_loss_of_classes_are_scored_by_accuracy(loss, y, outputs):
     task = Task.infer(torch.tensor(y), len(outputs[0]), loss)
     assert (task.kind, task.metric) == ("coded", "accuracy")
     assert measured(task, torch.tensor(outputs), torch.tensor(y)).score == 0.5
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["classes", "labels", "numbers"])
+def test_a_score_does_not_depend_on_how_many_batches_come_at_once(kind, weighted):
+    """Bit for bit: a checkpoint between two of them must change nothing."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [33, 33, 33, 7]
+    outputs = torch.randn(sum(sizes), 3, generator=generator)
+    y = {
+        "classes": torch.randint(0, 3, (len(outputs),), generator=generator),
+        "labels": torch.randint(0, 2, outputs.shape, generator=generator),
+        "numbers": torch.randn(outputs.shape, generator=generator),
+    }[kind]
+    task = Task.infer(y, 3)
+    target = task.target(y)
+    weight = torch.rand(len(outputs), generator=generator) if weighted else None
+    one, several = Score(task), Score(task)
+    several.add(outputs, target, weight, sizes)
+    weights = [None] * len(sizes) if weight is None else weight.split(sizes)
+    for part in zip(outputs.split(sizes), target.split(sizes), weights, strict=True):
+        one.add(*part)
+    first, second = one.state_dict(), several.state_dict()
+    assert first["rows"] == second["rows"] == len(outputs)
+    assert first["sums"].keys() == second["sums"].keys()
+    assert all(torch.equal(first["sums"][key], second["sums"][key]) for key in first["sums"])
+    assert torch.equal(first["low"], second["low"])
+    assert torch.equal(first["high"], second["high"])

@@ -107,6 +107,11 @@ class Graph:
                 found[node.sources[k]] = True
         return found
 
+    @cached_property
+    def ends(self) -> list[bool]:
+        """Whether autograd carries residuals back to a state, by its index, in a single sweep."""
+        return [any(node.edge.program_once is None for node in above) for above in self.consumers]
+
     @property
     def output_activation(self) -> Activation:
         return self[self.output].activation

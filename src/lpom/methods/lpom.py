@@ -14,10 +14,9 @@ from lpom.checks import check_choice, check_number, check_pair
 from lpom.graph import Graph, Node
 from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.optimizers import OptimizerState
-from lpom.methods.widths import Spreads
-from lpom.objective import Mu, Objective, edge_norm, evaluate, per_node, spectral_rates
-from lpom.penalties import Penalty, by_pattern
+from lpom.methods.optimizers import PenalisedState
+from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per_node
+from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
@@ -160,26 +159,16 @@ class Continuation(Settings):
 
 
 @dataclass
-class LPOMState(OptimizerState):
+class LPOMState(PenalisedState):
     """Optimiser, weights of the gaps by node, norm vectors of the safe step by node and source."""
 
     mu: list[float] = from_settings(list)
     measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
-    penalised: Penalised = field(default_factory=Penalised)
-    spreads: Spreads = field(default_factory=Spreads)
-    steps: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
-        return super().state_dict() | own
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        own = {"penalised": self.penalised, "spreads": self.spreads}
-        super().load_state_dict(saved | own)
-        self.penalised.load_state_dict(saved["penalised"])
-        self.spreads.values = list(saved["spreads"])
+        super().load_state_dict(saved)
         self.mu = self.measured or self.mu
 
 
@@ -225,10 +214,18 @@ class LPOM(Method[LPOMState]):
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
         put(self, "penalties", by_pattern(self.penalties))
+        if isinstance(self.weights, Exact) and any_lazy(self.penalties):
+            raise ValueError(
+                "a lazy penalty is about the steps of an optimiser, and exact weights have none: "
+                "use weights='adaptive', or lazy=False."
+            )
 
-    @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
+        with torch.no_grad():
+            return self._step(problem, batch, state)
+
+    def _step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         states = self.feed_forward(problem, batch, state)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -294,7 +291,7 @@ class LPOM(Method[LPOMState]):
         """
         if isinstance(self.weights, Adaptive):
             plain = batch.weight is None and batch.counts is None and batch.share is None
-            total = len(batch.inputs) if plain else batch.total
+            total = batch.inputs.shape[0] if plain else batch.total
             states.carry_back(node, residual, batch.weight, total, down=down)
             if batch.share is not None:
                 self._begin_to_add(states.graph, node, batch.share, down=down)
@@ -347,17 +344,19 @@ class LPOM(Method[LPOMState]):
             states.drop_old_gradients()
             if state.weight_decay:
                 state.add_decay()
-            state.optimizer.step()
-            if self.penalties is not None:
-                state.penalised.follow(state.optimizer)
-        states.weights_moved()
+            if self.penalties is None:
+                state.optimizer.step()
+            else:
+                state.penalised.step(state.optimizer)
+        if not states.once:
+            states.weights_moved()
 
     def _sweeps(self, states: States) -> Iterator[int]:
         """As many sweeps as allowed, or until the states hardly change."""
         for sweep in range(self.states.most):
-            before = list(states.P)
+            before = list(states.P) if self.states.tolerance > 0 else None
             yield sweep
-            if self.states.tolerance > 0 and _change(before, states) < self.states.tolerance:
+            if before is not None and _change(before, states) < self.states.tolerance:
                 return
 
     def _gather(
@@ -544,7 +543,7 @@ class LPOM(Method[LPOMState]):
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
         graph = self.as_measured(problem, batch, state)
         _, X = graph.feed_forward(batch.inputs[:RATED])
-        return spectral_rates(graph, problem.loss, state.mu, X)[1]
+        return contraction(graph, problem.loss, state.mu, X)
 
     @torch.no_grad()
     def end_epoch(self, problem: Problem, batch: Batch, state: LPOMState) -> None:

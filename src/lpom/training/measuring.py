@@ -24,8 +24,18 @@ class Score:
         self._low: Tensor | None = None
         self._high: Tensor | None = None
 
-    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        """Count a batch; sums stay on the device until they are read."""
+    def add(
+        self,
+        outputs: Tensor,
+        target: Tensor,
+        weight: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
+    ) -> None:
+        """Count a batch, or several one below the other; sums stay on the device until read.
+
+        ``sizes`` are the rows of each batch. Losses and sums are taken batch by batch, so that not
+        even their rounding tells how many came at once.
+        """
         if not len(outputs):  # all rows of this batch are other processes'
             return
         if self.task.n_steps:
@@ -35,21 +45,31 @@ class Score:
             weight, outputs, target = (
                 values.flatten(0, 1)[counts] for values in (weight, outputs, target)
             )
-        ones = outputs.new_ones(len(outputs)) if weight is None else weight
-        self._count("weight", ones)
-        self._rows += len(outputs)
-        low, high = outputs.amin(0), outputs.amax(0)
+            sizes = None
+        rows = len(outputs)
+        parts = [rows] if sizes is None else list(sizes)
+        self._rows += rows
+        if weight is None:
+            self._add("weight", outputs.new_tensor(rows, dtype=torch.float64))
+        else:
+            self._count("weight", weight, None, parts)
+        low, high = outputs.aminmax(dim=0)
         self._low = torch.minimum(self._low, low) if self._low is not None else low
         self._high = torch.maximum(self._high, high) if self._high is not None else high
-        self._count("loss", self.task.loss.value(outputs, target) * ones)
+        pairs = zip(torch.split(outputs, parts), torch.split(target, parts), strict=True)
+        losses = torch.cat([self.task.loss.value(*pair) for pair in pairs])
+        self._count("loss", losses, weight, parts)
         if self.task.kind == "numbers":
             outputs, target = outputs.double(), target.double()  # squares of large numbers
-            self._count("error", (outputs - target).square() * ones[:, None])
-            self._count("first", target * ones[:, None])
-            self._count("second", target.square() * ones[:, None])
+            self._count("error", (outputs - target).square(), weight, parts)
+            self._count("first", target, weight, parts)
+            self._count("second", target.square(), weight, parts)
         else:
             right = self.task.decide(outputs) == self.task.truth(target)
-            self._count("right", right.reshape(len(right), -1).all(1) * ones)
+            if right.ndim > 1:
+                right = right.reshape(rows, -1).all(1)
+            # whole numbers add up to the same in any order
+            self._count("right", right, weight, parts if weight is not None else [rows])
 
     def state_dict(self) -> dict[str, Any]:
         return {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
@@ -82,8 +102,13 @@ class Score:
             return []
         return [int(i) for i in (self._high == self._low).nonzero()]
 
-    def _count(self, key: str, values: Tensor) -> None:
-        total = values.double().sum(0)
+    def _count(self, key: str, values: Tensor, weight: Tensor | None, sizes: Sequence[int]) -> None:
+        if weight is not None:
+            values = values * weight.view(-1, *[1] * (values.ndim - 1))
+        for part in torch.split(values.double(), list(sizes)):
+            self._add(key, part.sum(0))
+
+    def _add(self, key: str, total: Tensor) -> None:
         self._sums[key] = self._sums[key] + total if key in self._sums else total
 
     @property

@@ -25,7 +25,10 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global generators; they go on afterwards as if nothing had been drawn."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
-        torch.manual_seed(seed)
+        if devices:
+            torch.manual_seed(seed)
+        else:  # which would note the stack for devices that come later
+            torch.default_generator.manual_seed(seed)
         yield
 
 

@@ -25,6 +25,7 @@ from lpom.training.tasks import Task, as_array, as_tensor, plain_tensor
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
 ROWS = 4096
 _CHUNK = 2**17  # numbers looked at together when all of X is checked
+_AHEAD = 2**16  # numbers of rows that are brought together for several batches
 _LARGE = 1e6  # numbers in X beyond this are said to be unscaled
 _ALL_ZERO = "sample_weight is zero for every sample; at least one must count."
 
@@ -163,8 +164,13 @@ class Arrays(Source):
         if self.steps == 1:
             yield from [self.whole][skip:]
             return
-        for start, stop in self._places(skip):
-            yield self._batch(slice(start, stop) if order is None else order[start:stop])
+        each = self.batch_size
+        numbers = each * math.prod(self.takes.shape)
+        ahead = each * max(1, _AHEAD // max(1, numbers))  # one call brings several small batches
+        for start in range(skip * each, self.n, ahead):
+            stop = min(start + ahead, self.n)
+            rows = self._batch(slice(start, stop) if order is None else order[start:stop])
+            yield from rows.parts(each)
 
     def _places(self, skip: int = 0) -> Iterator[tuple[int, int]]:
         """Where each batch but the first ones begins and ends."""
@@ -199,7 +205,7 @@ class Arrays(Source):
             rows = rows.to(self.like.device)
         weight = None if self.weight is None else self.weight[rows]
         counts = None if self.counts is None else self.counts[rows]
-        return Batch(self._rows(rows), self.target[rows], weight, counts)
+        return Batch(self._rows(rows), dense_rows(self.target, rows), weight, counts)
 
     def _rows(self, rows: Any) -> Tensor:
         found = dense_rows(self.X, rows)
@@ -362,7 +368,7 @@ def _parts(item: Any) -> Sequence[Any]:
 def dense_rows(X: Any, rows: Any) -> Tensor:
     """Some rows of a tensor, an array or a CSR matrix."""
     if isinstance(X, Tensor):
-        return X[rows]
+        return X.index_select(0, rows) if isinstance(rows, Tensor) else X[rows]
     picked = X[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
     return as_tensor(picked if isinstance(X, np.ndarray) else picked.toarray())
 

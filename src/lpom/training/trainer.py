@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
-from lpom.objective import total
+from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
@@ -31,7 +31,7 @@ from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 _WORSE = 1.5  # times the loss before training, or of zeros, is said to be nothing learnt
-_READ_EVERY = 10  # steps whose outputs are scored together
+_UNREAD = 2**16  # numbers of outputs that wait to be scored together
 
 
 def advance(state: State, progress: float) -> None:
@@ -206,12 +206,22 @@ class Trainer:
         self._epoch_seconds = 0.0
         self._measured = Score(self.task)
         self._unread: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._waiting = 0  # numbers of outputs in there
 
     def _read(self) -> None:
-        """Score the outputs of the last steps, one after the other."""
-        for outputs, target, weight in self._unread:
-            self._measured.add(outputs, target, weight)
+        """Score the outputs of the last steps."""
+        if not self._unread:
+            return
+        outputs, targets, weights = zip(*self._unread, strict=True)
         self._unread.clear()
+        self._waiting = 0
+        if self.task.n_steps or len({given is None for given in weights}) > 1:
+            for one in zip(outputs, targets, weights, strict=True):
+                self._measured.add(*one)
+            return
+        weight = None if weights[0] is None else torch.cat(weights)
+        sizes = [len(rows) for rows in outputs]
+        self._measured.add(torch.cat(outputs), torch.cat(targets), weight, sizes)
 
     def _train_epoch(self, bar: Bar) -> None:
         """The steps that are left of the epoch."""
@@ -223,10 +233,11 @@ class Trainer:
             advance(self.state, 0.0 if self.endless else self._share_done())
             outputs = self._step(batch)
             self._done += 1
-            self._seen += len(batch.inputs) if batch.share is None else batch.share.rows
+            self._seen += batch.inputs.shape[0] if batch.share is None else batch.share.rows
             if outputs is not None:
                 self._unread.append((outputs, batch.target, batch.weight))
-                if len(self._unread) == _READ_EVERY:
+                self._waiting += outputs.numel()
+                if self._waiting >= _UNREAD:
                     self._read()
             if self._done % _CHECK_EVERY == 0 and not self._finite():
                 self._diverged()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
+from lpom.weights.adam import adam
 from lpom.weights.muon import Muon
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -28,7 +29,7 @@ def _muon(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimize
     if matrices:
         made.append(Muon(matrices, lr=lr))
     if others:
-        made.append(torch.optim.Adam(others, lr=lr, fused=True))
+        made.append(adam(others, lr))
     return made[0] if len(made) == 1 else Together(made)
 
 
@@ -38,7 +39,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
     # one pass over the weights instead of a dozen: about half the time of a step's update
-    "adam": lambda p, lr: torch.optim.Adam(p, lr=lr, fused=True),
+    "adam": adam,
     "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True),
     "muon": _muon,
 }

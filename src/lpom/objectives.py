@@ -86,6 +86,10 @@ def _by_name(mu: Mapping[str, float], node: Node, last: bool) -> float:
     )
 
 
+#: Rows or columns of a matrix up to which eigenvalues take less time than power iteration.
+_NARROW = 32
+
+
 @torch.no_grad()
 def evaluate(
     graph: Graph,
@@ -203,13 +207,7 @@ def edge_norm(
         vector = start_vector(states[k])
     vector = vector.to(states[k])  # it may come from a state of another dtype
     if edge.linear is not None:
-        weight = edge.linear.weight.detach()
-        norm = vector.new_zeros(())
-        for _ in range(iterations):
-            image = vector @ weight.T
-            norm = torch.linalg.vector_norm(image)
-            vector = _unit(image @ weight, vector)
-        return norm, vector
+        return _matrix_norm(edge.linear.weight.detach(), vector, iterations)
     if edge.program is not None and source:  # what comes from the data alone has no adjoint there
         return _norm_by_program(edge.program, k, states, vector, iterations)
     leaf = states[k].requires_grad_()
@@ -228,6 +226,16 @@ def edge_norm(
         (again,) = torch.autograd.grad(Z, leaf, image, retain_graph=True)
         vector = _unit(again, vector)
     return norm, vector
+
+
+def _matrix_norm(weight: Tensor, vector: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """`edge_norm` of a plain product."""
+    tiny = torch.finfo(vector.dtype).tiny
+    for _ in range(iterations - 1):
+        back = vector @ weight.T @ weight
+        vector = back / torch.linalg.vector_norm(back).clamp_min(tiny)
+    image = vector @ weight.T
+    return torch.linalg.vector_norm(image), _unit(image @ weight, vector)
 
 
 def _norm_by_program(
@@ -299,12 +307,53 @@ def spectral_rates(
     (Theorems 2 and 3; the spectral norm makes it sharper than `rho`). Below one it converges.
     ``X`` are states at which edges that multiply states are measured.
     """
-    norms = {
-        (node.index, s): float(edge_norm(node.edge, s, X, None, iterations, switches)[0])
+    norms = _norms(graph, X, iterations, switches)
+    largest = [
+        max((norms.get((node.index, s), 0.0) for s in node.sources), default=0.0) for node in graph
+    ]
+    return largest, _rates(graph, loss, mu, norms)
+
+
+@torch.no_grad()
+def contraction(
+    graph: Graph, loss: Loss, mu: Sequence[float], X: Sequence[Tensor], iterations: int = 20
+) -> list[float]:
+    """The second of `spectral_rates` alone, for which edges on the data need not be measured."""
+    return _rates(graph, loss, mu, _norms(graph, X, iterations, None, data=False))
+
+
+def _norms(
+    graph: Graph,
+    X: Sequence[Tensor],
+    iterations: int,
+    switches: Switches | None,
+    *,
+    data: bool = True,
+) -> dict[tuple[int, int], float]:
+    """The norm of each edge in each of its sources, by their indices."""
+    return {
+        (node.index, s): _norm(node.edge, s, X, iterations, switches)
         for node in graph
         for s in node.sources
         if X[s].is_floating_point()  # what is looked up by whole numbers has no norm
+        and (s or data)
     }
+
+
+def _norm(
+    edge: Edge, source: int, X: Sequence[Tensor], iterations: int, switches: Switches | None
+) -> float:
+    linear = edge.linear
+    if linear is not None and min(linear.weight.shape) <= _NARROW:
+        W = linear.weight.detach()
+        gram = W @ W.T if W.shape[0] < W.shape[1] else W.T @ W
+        return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])))
+    return float(edge_norm(edge, source, X, None, iterations, switches)[0])
+
+
+def _rates(
+    graph: Graph, loss: Loss, mu: Sequence[float], norms: dict[tuple[int, int], float]
+) -> list[float]:
     rates = []
     for node in graph:
         v, gamma = node.index, node.activation.lipschitz
@@ -313,10 +362,7 @@ def spectral_rates(
             slope = gamma * above.activation.lipschitz
             rate += mu[above.index] / mu[v] * slope * norms[above.index, v] ** 2
         rates.append(rate)
-    largest = [
-        max((norms.get((node.index, s), 0.0) for s in node.sources), default=0.0) for node in graph
-    ]
-    return largest, rates
+    return rates
 
 
 @torch.no_grad()

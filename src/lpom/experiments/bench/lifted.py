@@ -8,7 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from lpom.lift import lift
+from lpom.lifting import lift
 from lpom.methods.backprop import Backprop
 from lpom.methods.base import Batch, Problem
 from lpom.methods.optimizers import OptimizerState, descend
