@@ -47,14 +47,14 @@ class Adder(nn.Module):
         self.sum = nn.Linear(WIDTH, 1)
         generator = torch.Generator().manual_seed(seed)
         half = WIDTH // 2
-        across, features = self.recurrent.weight_hh_l0, self.recurrent.weight_ih_l0
+        features, across, bias, _ = self.recurrent.parameters()
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.zero_()
             across[:half, :half] = torch.eye(half)
             across[:half, half:].normal_(0, 0.02, generator=generator)
             features[half:].normal_(0, 2, generator=generator)
-            self.recurrent.bias_ih_l0[half:].uniform_(-2, 2, generator=generator)
+            bias[half:].uniform_(-2, 2, generator=generator)
             self.sum.weight.uniform_(-1 / 8, 1 / 8, generator=generator)
 
     def forward(self, x: Tensor) -> Tensor:
