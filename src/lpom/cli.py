@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import lpom
 from lpom.exceptions import LPOMError
+from lpom.shell import loading
 
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, LPOMError)
 
@@ -113,7 +114,8 @@ app = typer.Typer(
 def _loaded(name: str) -> Any:
     """The command itself: its options, and what it does."""
     module, _, attribute = _COMMANDS[name][0].partition(":")
-    found = getattr(import_module(f"lpom.commands.{module}"), attribute)
+    with loading():
+        found = getattr(import_module(f"lpom.commands.{module}"), attribute)
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False)
         alone.command(name, help=_paragraphs(found))(found)
