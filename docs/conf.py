@@ -35,7 +35,7 @@ html_show_sphinx = False
 
 #: Packages all of whose public names must be in the reference.
 PUBLIC = ("lpom", "lpom.activations", "lpom.losses", "lpom.methods", "lpom.networks")
-PUBLIC += ("lpom.datasets", "lpom.saving", "lpom.graph", "lpom.training", "lpom.objective")
+PUBLIC += ("lpom.datasets", "lpom.saving", "lpom.graph", "lpom.training", "lpom.objectives")
 
 
 def missing_names(app: Sphinx, env: BuildEnvironment) -> None:

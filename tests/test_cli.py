@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,8 @@ from typer.testing import CliRunner
 
 import lpom
 from lpom import activations, datasets, methods, plots, saving
-from lpom.cli import app
+from lpom.cli import _loaded, app
+from lpom.commands.show import no_better
 from lpom.estimators.splits import split_rows
 from lpom.folders import FILES
 from lpom.methods import LPOM
@@ -314,6 +316,76 @@ def test_help_breaks_its_lines_where_the_terminal_ends():
     assert all(len(line.strip()) > 60 for line in lines[first : first + 4])
 
 
+@pytest.mark.parametrize("name", ["train", "tune", "predict", "report", "compare"])
+def test_examples_in_the_help_are_commands_that_are_understood(name):
+    said = call(name, "--help")
+    lines = [line.strip() for line in said.splitlines() if line.startswith("     ")]
+    examples = [line.rpartition("| ")[2] for line in lines if " lpom " in f" {line}"]
+    assert len(examples) >= 2
+    for example in examples:
+        lpom_, command, *words = shlex.split(example)
+        assert (lpom_, command) == ("lpom", name)
+        _loaded(name).make_context(name, words)  # raises for an option or argument it has not
+
+
+def completed(*words):
+    """What the shell offers for the last word."""
+    env = {
+        "_LPOM_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(("lpom", *words)),
+        "COMP_CWORD": str(len(words)),
+    }
+    return CliRunner().invoke(app, [], env=env, prog_name="lpom").stdout.split()
+
+
+def test_commands_options_and_names_are_completed():
+    assert completed("tr") == ["train"]
+    assert completed("train", "--ta") == ["--target", "--task"]
+    assert completed("train", "di") == ["digits", "diabetes"]
+    assert completed("tune", "flats.csv", "--method", "adm") == ["admm", "admm-hashing"]
+    assert completed("docs", "ma") == ["mathematics"]
+
+
+def test_a_kind_of_weights_is_set_along_with_what_is_in_it():
+    options = ("--set", "weights.ridge=0.25", "--set", "weights=exact")
+    said = call("train", "iris", *FAST, *options, "--out", "run")
+    assert "weights.ridge=0.25" in said
+    assert Run.read(Path("run")).config["method"]["weights"]["exact"]["ridge"] == 0.25
+    shown = " ".join(call("info", "run").split())
+    assert "states.most=1" in shown and "weights=exact, " in shown and "{" not in shown
+
+
+def test_what_is_said_of_a_run_that_is_no_better_than_the_majority():
+    same = {"accuracy": 0.9, "balanced accuracy": 0.5, "answer": "always 'no'"}
+    test = {"accuracy": 0.9, "balanced accuracy": 0.8, "AUC": 0.9, "baseline": same}
+    config = {"metric": "accuracy", "class_weight": None, "results": {"test": test}}
+    assert re.search(r"told apart \(AUC 0.90\): --class-weight balanced", no_better(config))
+    assert no_better({**config, "class_weight": "balanced"}) == ""  # which costs accuracy
+    test["AUC"], test["balanced accuracy"] = 0.5, 0.5
+    for weights in (None, "balanced"):
+        assert "more rows or other columns" in no_better({**config, "class_weight": weights})
+    test["accuracy"] = 0.91
+    assert no_better(config) == ""
+
+
+def test_the_epoch_of_the_weights_that_were_kept_is_said():
+    said = call("train", "iris", "--hidden", 8, "--epochs", 12, "--out", "run")
+    losses = Run.read(Path("run")).history.column("validation_loss")
+    told = f"{len(losses)} epochs; the weights are those of epoch {1 + losses.index(min(losses))},"
+    assert told in said and told in call("info", "run")
+    assert "the weights are those" not in call("train", "iris", *FAST, "--to-the-end")
+
+
+def test_numbers_are_predicted_with_the_digits_that_they_have(tmp_path):
+    call("train", "diabetes", *FAST, "--out", "run", "--quiet")
+    X = datasets.load("diabetes").x_test[:5]
+    frame = pd.DataFrame(X, columns=datasets.load("diabetes").feature_names)
+    frame.to_csv("new.csv", index=False)
+    said = call("predict", "run", "new.csv").splitlines()[1:]
+    assert all(len(text.strip("-").replace(".", "")) <= 9 for text in said)
+    np.testing.assert_allclose(np.array(said, float), lpom.load("run").predict(frame), rtol=1e-7)
+
+
 def test_standard_input_and_output():
     text = people().drop(columns="name").to_csv(index=False)
     options = ["train", "-", "--target", "drink", *FAST, "--out", "run", "--quiet"]
@@ -464,7 +536,10 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
         (("iris", "--batch-size", 0), "batch_size must be an integer above 0, got 0"),
         (("iris", "--alpha", -1), "alpha must be a number of at least 0, got -1"),
-        (("iris", "--class-weight", "fair"), "class_weight.*fair"),
+        (("iris", "--class-weight", "fair"), "--class-weight takes.*or balanced, got 'fair'"),
+        (("iris", "--class-weight", "a=-1"), "--class-weight takes weights from 0 on, got a=-1"),
+        (("iris", "--set", "most=3"), "LPOM has no setting 'most'; it has mu.* states.most,"),
+        (("iris", "--set", "weights.ridge=1"), "Adaptive has no setting 'ridge'; it has optimizer"),
         (("diabetes", "--class-weight", "balanced"), "class weights are for one column of classes"),
         (("iris", "--device", "abacus"), "there is no device 'abacus' here"),
         (("diabetes", "--loss", "cross-entropy"), "loss='cross-entropy' is for classes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from copy import deepcopy
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,11 @@ import pytest
 import torch
 from scipy import sparse
 from sklearn.base import clone
+from sklearn.compose import (
+    TransformedTargetRegressor,
+    make_column_selector,
+    make_column_transformer,
+)
 from sklearn.datasets import (
     load_breast_cancer,
     load_diabetes,
@@ -39,7 +45,7 @@ from sklearn.model_selection import (
 from sklearn.neural_network import MLPClassifier as BackpropClassifier
 from sklearn.neural_network import MLPRegressor as Backprop
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
@@ -90,6 +96,25 @@ def test_digits_beside_scikit_learns_own(digits):
     assert ours >= theirs.score(X_test, y_test) - 0.015
 
 
+def flats(n: int = 700) -> tuple[pd.DataFrame, np.ndarray]:
+    """A data frame with words in it, and rents that depend on both kinds of columns."""
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"area": rng.gamma(8, 9, n), "floor": rng.integers(0, 9, n)})
+    frame["town"] = rng.choice(["Ulm", "Köln", "Bonn", "Jena"], n, p=[0.1, 0.4, 0.3, 0.2])
+    frame["heating"] = rng.choice(["gas", "oil", "heat pump"], n)
+    price = frame["town"].map({"Ulm": 11, "Köln": 14, "Bonn": 12, "Jena": 8})
+    rent = price * frame["area"] + 15 * frame["floor"] - 60 * (frame["heating"] == "oil")
+    return frame, (rent + rng.normal(0, 60, n)).to_numpy()
+
+
+def offers() -> tuple[pd.DataFrame, np.ndarray]:
+    """Flats that are dear for their town; enough of them for half a point to be no chance."""
+    frame, rent = flats(2000)
+    usual = frame["town"].map({"Ulm": 11, "Köln": 15, "Bonn": 11, "Jena": 8})
+    frame["rent"] = rent
+    return frame, (rent / frame["area"] > usual).to_numpy().astype(int)
+
+
 TABLES = {
     "iris": lambda: load_iris(return_X_y=True),
     "wine": lambda: load_wine(return_X_y=True),
@@ -98,10 +123,12 @@ TABLES = {
     "moons": lambda: make_moons(600, noise=0.25, random_state=0),
     "two": lambda: make_classification(1000, 20, n_informative=8, flip_y=0.05, random_state=0),
     "four": lambda: make_classification(800, 12, n_informative=6, n_classes=4, random_state=1),
+    "offers": offers,
     "diabetes": lambda: load_diabetes(return_X_y=True),
     "friedman1": lambda: make_friedman1(600, noise=1.0, random_state=0),
     "friedman2": lambda: make_friedman2(500, noise=50.0, random_state=0),
     "linear": lambda: make_regression(300, 10, noise=20.0, random_state=0),
+    "flats": flats,
 }
 
 
@@ -109,30 +136,42 @@ TABLES = {
 @pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
 @pytest.mark.parametrize("early_stopping", [False, True])
 def test_no_table_is_learned_worse_than_by_scikit_learns_own(early_stopping):
-    """Five folds each: 0.5 points or 0.02 R2 at most, and 5 % of log loss on average."""
-    ratios = []
+    """Five folds each: 0.5 points or 0.02 R2 at most, and 5 % of log loss on average.
+
+    Theirs gets numbers to predict in a unit that suits it, which ours sees to by itself.
+
+    ``pytest -m slow -n 0 -s -k no_table_is_learned_worse`` prints the figures.
+    """
+    rows = []
     for name, make in TABLES.items():
         X, y = make()
         classes = y.dtype.kind == "i"
         folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
         kinds = (MLPClassifier, BackpropClassifier) if classes else (MLPRegressor, Backprop)
+        scale = StandardScaler()
+        if isinstance(X, pd.DataFrame):
+            words = make_column_selector(dtype_exclude="number")
+            scale = make_column_transformer((OneHotEncoder(), words), remainder=scale)
+        scoring = {"score": "accuracy", "log loss": "neg_log_loss"} if classes else {"score": "r2"}
+        models = [kind(early_stopping=early_stopping, random_state=0) for kind in kinds]
+        if not classes:
+            models[1] = TransformedTargetRegressor(models[1], transformer=StandardScaler())
         ours, theirs = (
-            cross_validate(
-                make_pipeline(
-                    StandardScaler(), kind(early_stopping=early_stopping, random_state=0)
-                ),
-                X,
-                y,
-                cv=folds,
-                scoring={"score": "accuracy", "log loss": "neg_log_loss"} if classes else ["r2"],
-            )
-            for kind in kinds
+            cross_validate(make_pipeline(scale, model), X, y, cv=folds, scoring=scoring)
+            for model in models
         )
-        score = "test_score" if classes else "test_r2"
-        assert ours[score].mean() >= theirs[score].mean() - (0.005 if classes else 0.02), name
+        row: dict[str, Any] = {"table": name, "allowed": 0.005 if classes else 0.02}
+        row |= {"lpom": ours["test_score"].mean(), "scikit-learn": theirs["test_score"].mean()}
         if classes:
-            ratios.append(ours["test_log loss"].mean() / theirs["test_log loss"].mean())
-    assert np.mean(ratios) <= 1.05
+            row["log loss, ratio"] = ours["test_log loss"].mean() / theirs["test_log loss"].mean()
+        rows.append(row)
+    table = pd.DataFrame(rows).set_index("table")
+    print(
+        f"\n{early_stopping=}, mean ratio {table['log loss, ratio'].mean():.3f}\n{table.round(4)}"
+    )
+    short = table[table["lpom"] < table["scikit-learn"] - table["allowed"]]
+    assert short.empty, short
+    assert table["log loss, ratio"].mean() <= 1.05
 
 
 def test_several_outputs_are_learned(numbers):

@@ -10,6 +10,7 @@ from torch import nn
 import lpom
 from lpom.activations import Elementwise, Sign, Staircase, Step
 from lpom.export import ExportError, to_nir, to_onnx
+from lpom.penalties import Binary, Levels, Ternary
 
 
 def drawn(*shape):
@@ -54,6 +55,28 @@ def test_onnx_says_what_torch_says_for_any_number_of_rows(model, shape, tmp_path
         X = drawn(rows, *shape)
         (found,) = session.run(None, {"inputs": X.numpy()})
         np.testing.assert_allclose(found, model.eval()(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [Binary(), Ternary(), Levels(bits=4), Levels(bits=8)], ids=repr)
+def test_weights_of_few_levels_are_integers_in_onnx(grid, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = lenet(nn.Tanh()).eval()  # without jumps, which rounding may turn
+    with torch.no_grad():
+        for layer in (model[3], model[6]):
+            layer.weight.copy_(grid.nearest(layer.weight))
+    X = drawn(20, 1, 10, 10)
+    path = to_onnx(model, tmp_path / "model.onnx", X)
+    stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}
+    for name, layer in (("3.weight", model[3]), ("6.weight", model[6])):
+        integers = stored[f"{name}.integers"]
+        assert integers.dtype == np.int8 and name not in stored
+        scale = grid.scale(layer.weight.detach())
+        np.testing.assert_array_equal(integers, grid.integers(layer.weight.detach(), scale))
+    assert "0.weight" in stored or "10.weight" in stored  # of real numbers, as they were
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"inputs": X.numpy()})
+    np.testing.assert_allclose(found, model(X).detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_file_that_says_something_else_is_refused(tmp_path, monkeypatch):
@@ -152,3 +175,71 @@ def test_padding_under_a_sign_is_refused(tmp_path):
     )
     with pytest.raises(ExportError, match="2 pads the signs"):
         to_nir(model, tmp_path / "model.nir", drawn(2, 1, 6, 6))
+
+
+# simulators that read NIR, which nothing but these tests asks for
+
+
+def by_snntorch(graph):
+    """Its importer forgets to say that neurons tell their spikes alone."""
+    simulator = pytest.importorskip("snntorch.import_nir", reason="snnTorch is not installed")
+    network = simulator.import_from_nir(graph)
+    for module in network.modules():
+        if type(module).__name__ == "Leaky":
+            module.register_forward_hook(lambda module, inputs, outputs: outputs[0])
+    return lambda x: network(x)[0]
+
+
+def by_norse(graph):
+    norse = pytest.importorskip("norse.torch", reason="Norse is not installed")
+    network = norse.from_nir(graph, dt=1.0)
+    return lambda x: network(x)[0]
+
+
+def by_sinabs(graph):
+    sinabs = pytest.importorskip("sinabs.nir", reason="Sinabs is not installed")
+    network = sinabs.from_nir(graph, batch_size=1, num_timesteps=1)
+    return lambda x: network(x[None])[0][0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of their own doings
+@pytest.mark.parametrize("simulate", [by_snntorch, by_norse, by_sinabs])
+@pytest.mark.parametrize(
+    "model, shape",
+    [
+        (lpom.mlp([5, 8, 6, 3], "step", seed=0), (5,)),
+        (lpom.mlp([5, 8, 6, 3], "sign", seed=0), (5,)),
+        (lenet(Elementwise(Step()), padding=1), (1, 11, 11)),
+    ],
+    ids=["step", "sign", "convolutions"],
+)
+def test_simulators_say_what_torch_says(simulate, model, shape, tmp_path):
+    nir = pytest.importorskip("nir")
+    X = drawn(20, *shape)
+    path = to_nir(model, tmp_path / "model.nir", X, neurons="if")
+    # one time step from rest: they remember the sample before
+    found = torch.stack([simulate(nir.read(path))(x).detach() for x in X])
+    torch.testing.assert_close(found, model.eval()(X).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_integrating_neuron_fires_once_and_at_zero(tmp_path):
+    nir = pytest.importorskip("nir")
+    model = lpom.mlp([3, 4, 2], "step", seed=0)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, -1, 0], [9, 9, 9], [-9, -9, -9], [0, 0, 0]]))
+        model[0].bias.zero_()
+    X = torch.tensor([[1.0, 1.0, 5.0], [-1.0, 2.0, 3.0]])
+    graph = nir.read(to_nir(model, tmp_path / "model.nir", X, neurons="if"))
+    layer, neuron = (graph.nodes[name] for name in ("affine", "if"))
+    v = 2 * X.numpy() @ layer.weight.T + layer.bias  # the largest inputs that are allowed for
+    assert (neuron.v_threshold == 1).all() and v.max() < 2
+    np.testing.assert_array_equal(v > 1, model[1](model[0](2 * X)).detach() == 1)
+
+
+def test_neurons_that_nir_has_not(tmp_path):
+    pytest.importorskip("nir")
+    model = lpom.mlp([3, 4, 2], "step", seed=0)
+    with pytest.raises(ValueError, match="neurons.*'spiking'"):
+        to_nir(model, tmp_path / "model.nir", torch.zeros(1, 3), neurons="spiking")
+    with pytest.raises(ExportError, match="no layer below"):
+        to_nir(model[1:], tmp_path / "model.nir", torch.zeros(1, 4), neurons="if")

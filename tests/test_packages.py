@@ -20,15 +20,16 @@ ROOMS = [
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
-    {"states", "objective"},
+    {"states", "objectives"},
     {"methods"},
     {"parallel"},
-    {"training", "lift", "compact"},
+    {"training", "lifting", "compacting"},
     {"diagnostics"},
     {"networks", "datasets"},
     {
         "estimators",
         "saving",
+        "packing",
         "export",
         "tables",
         "predictor",
@@ -131,7 +132,7 @@ show()
 
 
 def test_one_batch_of_fit_visits_few_files(monkeypatch):
-    """Trainer, source, method, states, activation, loss: from step 4 to step 5."""
+    """Trainer, source, method, states, activation, loss, optimiser: from step 4 to step 5."""
     visited, steps, whole = set(), [], lpom.LPOM.step
 
     def watch(frame, event, arg):
@@ -152,11 +153,15 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
         "states.py",
         "activations/piecewise.py",
         "losses/classification.py",
+        "weights/adam.py",
     }
 
 
 def test_all_names_are_there():
     for name in lpom.__all__:
         assert getattr(lpom, name) is not None
+        # importing a file of that name would put it in the place of what is meant
+        assert name not in lpom._ROOM_OF or not (PACKAGE / name).exists()
+        assert name not in lpom._ROOM_OF or not (PACKAGE / f"{name}.py").exists()
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         getattr(lpom, "nonsense")  # noqa: B009

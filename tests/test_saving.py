@@ -17,7 +17,8 @@ from torch import nn
 import lpom
 from lpom import activations, networks, saving
 from lpom.exceptions import ModelFileError
-from lpom.graph import description, trace
+from lpom.graph import rebuilding, trace
+from lpom.graph.vocabulary import CLASSES
 
 METADATA = {"classes": ["ä", "b"], "mean": [0.1, 1e-300], "nested": {"none": None}}
 
@@ -199,7 +200,7 @@ def test_frozen_shared_and_constant_tensors_stay_so(path):
     assert torch.equal(loaded(X), model(X))
 
 
-@pytest.mark.parametrize("kind", description._CLASSES.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", CLASSES.values(), ids=lambda kind: kind.__name__)
 def test_every_layer_comes_back_with_its_settings(path, kind):
     given = {
         "Linear": (3, 2, False),
@@ -767,7 +768,7 @@ def test_nothing_of_a_file_is_run(path, monkeypatch):
 
     for name in ("pickle.loads", "pickle.load", "builtins.eval", "builtins.exec", "torch.load"):
         monkeypatch.setattr(name, refuse)
-    monkeypatch.setattr(description.Described, "forward", refuse)
+    monkeypatch.setattr(rebuilding.Described, "forward", refuse)
     saving.load(path)
 
 

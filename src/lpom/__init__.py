@@ -3,28 +3,36 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lpom import activations, losses, methods, penalties
-from lpom.compact import compact
-from lpom.diagnostics import Diagnosis, diagnose, objective
-from lpom.exceptions import (
-    CheckpointError,
-    ConvergenceWarning,
-    DivergenceError,
-    LostRankError,
-    LPOMError,
-    UntrainableError,
-)
-from lpom.lift import Lifted, lift, unlift
-from lpom.methods import LPOM
-from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
-from lpom.networks.mlp import mlp
-from lpom.parallel import Parallel
-from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate, fit
-
 if TYPE_CHECKING:
-    from lpom import datasets, export, networks, saving
+    from lpom import (
+        activations,
+        datasets,
+        export,
+        losses,
+        methods,
+        networks,
+        penalties,
+        saving,
+    )
+    from lpom.compacting import compact
+    from lpom.diagnostics import Diagnosis, diagnose, objective
     from lpom.estimators import MLPClassifier, MLPRegressor
+    from lpom.exceptions import (
+        CheckpointError,
+        ConvergenceWarning,
+        DivergenceError,
+        LostRankError,
+        LPOMError,
+        UntrainableError,
+    )
+    from lpom.lifting import Lifted, lift, unlift
+    from lpom.methods import LPOM
+    from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
+    from lpom.networks.mlp import mlp
+    from lpom.parallel import Parallel
     from lpom.runs import load
+    from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result
+    from lpom.training.fit import evaluate, fit
 
 __version__ = "0.1.0"
 
@@ -70,21 +78,39 @@ __all__ = [
     "unlift",
 ]
 
-#: Loaded when asked for: they need more than torch.
-_LATER = {
-    "MLPClassifier": "lpom.estimators",
-    "MLPRegressor": "lpom.estimators",
-    "load": "lpom.runs",
+#: Where names come from, loaded when they are asked for; a name that is not here is a room.
+_ROOMS = {
+    "compacting": ("compact",),
+    "diagnostics": ("Diagnosis", "diagnose", "objective"),
+    "estimators": ("MLPClassifier", "MLPRegressor"),
+    "exceptions": (
+        "CheckpointError",
+        "ConvergenceWarning",
+        "DivergenceError",
+        "LostRankError",
+        "LPOMError",
+        "UntrainableError",
+    ),
+    "lifting": ("Lifted", "lift", "unlift"),
+    "methods.lpom": ("LPOM", "Adaptive", "Continuation", "Exact", "Straight", "Sweeps"),
+    "networks.mlp": ("mlp",),
+    "parallel": ("Parallel",),
+    "runs": ("load",),
+    "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result"),
+    "training.fit": ("evaluate", "fit"),
 }
-_ROOMS = ("datasets", "export", "networks", "saving")
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
-    if name in _ROOMS:
-        return import_module(f"lpom.{name}")
-    raise AttributeError(f"module 'lpom' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'lpom' has no attribute {name!r}")
+    if name in _ROOM_OF:
+        found = getattr(import_module(f"lpom.{_ROOM_OF[name]}"), name)
+    else:
+        found = import_module(f"lpom.{name}")
+    globals()[name] = found  # asked for once
+    return found
 
 
 def __dir__() -> list[str]:

@@ -41,6 +41,10 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "info:info",
         "Show the network, data, method, settings and results of a run; checks its model file.",
     ),
+    "export": (
+        "export:export",
+        "Write a run's network for other programs: ONNX, or NIR for networks of steps.",
+    ),
     "report": (
         "report:report",
         "Write one HTML file about runs: curves, layers, mistakes, weights, settings.",
@@ -51,7 +55,7 @@ _COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "reproduce": (
         "reproduce:reproduce",
-        "Run an experiment of the paper; what is finished already is not run again.",
+        "Run an experiment of the paper, or beyond it; what is finished already is not run again.",
     ),
     "networks": (
         "lists:list_networks",
@@ -118,9 +122,13 @@ def _loaded(name: str) -> Any:
 
 
 def _paragraphs(command: Any) -> str:
-    """The text of a command's help, whose lines are broken where the terminal ends."""
-    text = str(inspect.getdoc(command))
-    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+    """The text of a command's help, whose lines are broken where the terminal ends.
+
+    Those of examples, which are indented, stay lines.
+    """
+    parts = str(inspect.getdoc(command)).split("\n\n")
+    whole = (part if part.startswith(" ") else " ".join(part.split()) for part in parts)
+    return "\n\n".join(whole)
 
 
 def _not_loaded() -> None:

@@ -14,7 +14,7 @@ from lpom import methods
 from lpom.activations import Activation
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
-from lpom.objective import (
+from lpom.objectives import (
     Mu,
     Objective,
     evaluate,

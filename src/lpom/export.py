@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom.activations import Identity, Sign, Step, from_module, is_activation
-from lpom.checks import require
+from lpom.checks import check_choice, require
 from lpom.exceptions import LPOMError
 
 _ONNX = "onnx onnxruntime onnxscript"  # to install
@@ -28,13 +29,16 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     """Write a network as ONNX, for batches of any size, and run it to see that it is the same.
 
     Outputs for ``example`` must be torch's to rounding, by onnxruntime on the processor; of a
-    network with jumps one row in a hundred may fall on the other side of one.
+    network with jumps one row in a hundred may fall on the other side of one. Weights that are
+    whole numbers times a scale of their channel, as `lpom.penalties` of few levels leave them, are
+    written as 8-bit integers and scales.
 
     Parameters
     ----------
     example : a batch of inputs
     """
     require("onnxscript", "writing ONNX", _ONNX)
+    onnx = require("onnx", "writing ONNX", _ONNX)
     runtime = require("onnxruntime", "checking an ONNX file", _ONNX)
     path = Path(path)
     training = {module: module.training for module in model.modules()}
@@ -53,6 +57,7 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
                 dynamic_shapes=({0: torch.export.Dim("rows", min=1)},),
                 verbose=False,
             )
+        _write_integers(onnx, path)
         with torch.no_grad():
             wanted = model(example).cpu().numpy()
     finally:
@@ -70,17 +75,62 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     return path
 
 
-def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
+def _write_integers(onnx: Any, path: Path) -> None:
+    """Put integers and scales in place of the weights of few levels in an ONNX file."""
+    model = onnx.load(path)
+    graph, nodes = model.graph, []
+    for tensor in list(graph.initializer):
+        weights = onnx.numpy_helper.to_array(tensor)
+        found = _integers(weights) if weights.dtype == np.float32 and weights.ndim > 1 else None
+        if found is None:
+            continue
+        names = [f"{tensor.name}.integers", f"{tensor.name}.scales"]
+        graph.initializer.remove(tensor)
+        graph.initializer.extend(
+            onnx.numpy_helper.from_array(array, name)
+            for array, name in zip(found, names, strict=True)
+        )
+        nodes.append(onnx.helper.make_node("DequantizeLinear", names, [tensor.name], axis=0))
+    if nodes:
+        after = list(graph.node)
+        del graph.node[:]
+        graph.node.extend(nodes + after)
+        onnx.save(model, path)
+
+
+def _integers(weights: Any) -> tuple[Any, Any] | None:
+    """Whole numbers and a scale for each channel whose products are the weights; None if none are.
+
+    The largest weight of a channel is 1 (binary, ternary), 3, 7, ... or 127 scales.
+    """
+    rows = weights.reshape(len(weights), -1).astype(np.float64)
+    largest = abs(rows).max(axis=1, keepdims=True)
+    for most in (2**bits - 1 for bits in range(1, 8)):
+        scales = np.where(largest > 0, largest / most, 1.0)
+        integers = np.rint(rows / scales)
+        if np.allclose(integers, rows / scales, rtol=0, atol=1e-4):
+            whole = integers.reshape(weights.shape).astype(np.int8)
+            return whole, scales[:, 0].astype(np.float32)
+    return None
+
+
+def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "threshold") -> Path:
     r"""Write a network of steps in NIR, the format of neuromorphic hardware and its simulators.
 
     The network is a Sequential of Linear, Conv2d, Flatten and batch norm, with step or sign between
-    them. Batch norm goes into the layer below. A step is a Threshold node; so is a sign, as
+    them. Batch norm goes into the layer below. A step is one node; so is a sign, as
     :math:`2 s - 1` with the step s, whose factor and shift go into the layer above.
 
     Parameters
     ----------
     example : a batch of inputs, for the shapes of the nodes
+    neurons : {"threshold", "if"}
+        What a step becomes: a Threshold node, which is exactly that; or an integrate-and-fire
+        neuron, to be run for one time step from rest, which is what simulators read. It fires above
+        one, so the layer below has its weights times a power of two, such that no input of up to
+        twice the size of the example's brings two spikes, and its bias plus one.
     """
+    check_choice("neurons", neurons, ("threshold", "if"))
     nir = require("nir", "writing NIR")
     if not isinstance(model, nn.Sequential):
         raise ExportError(f"NIR is written of an nn.Sequential, not of {type(model).__name__}.")
@@ -88,6 +138,7 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     nodes: list[Any] = [nir.Input({"input": np.array(shapes[0])})]
     layer: tuple[nn.Module, Tensor, Tensor] | None = None  # one that is not written yet
     signed = False  # whether its inputs are those of a sign
+    largest = 2 * float(example.abs().max())  # of its inputs
     training = {module: module.training for module in model.modules()}
     model.eval()
 
@@ -117,11 +168,14 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
                     case nn.Dropout() | nn.Identity():
                         pass
                     case _:
-                        written()
                         signed = _is_sign(module, name)
-                        # NIR's threshold is passed, ours is reached
-                        least = np.nextafter(np.float32(0), np.float32(-1))
-                        nodes.append(nir.Threshold(np.full(values.shape[1:], least)))
+                        if neurons == "if":
+                            if layer is None:
+                                raise ExportError(f"{name} has no layer below to fire it.")
+                            layer = layer[0], *_firing(layer[1], layer[2], largest)
+                        written()
+                        nodes.append(_step_node(nir, neurons, tuple(values.shape[1:])))
+                        largest = 1.0
             written()
     finally:
         for module, mode in training.items():
@@ -131,6 +185,24 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     nodes.append(nir.Output({"output": np.array(values.shape[1:])}))
     nir.write(path, nir.NIRGraph.from_list(*nodes))
     return Path(path)
+
+
+def _step_node(nir: Any, neurons: str, shape: tuple[int, ...]) -> Any:
+    if neurons == "if":
+        one = np.ones(shape, np.float32)
+        return nir.IF(r=one, v_threshold=one, v_reset=0 * one)
+    least = np.nextafter(np.float32(0), np.float32(-1))  # NIR's is passed, ours is reached
+    return nir.Threshold(np.full(shape, least))
+
+
+def _firing(weight: Tensor, bias: Tensor, largest: float) -> tuple[Tensor, Tensor]:
+    """Weights and bias of a layer whose states are above one, and below two, where they were
+    not negative; ``largest`` is the size of its inputs.
+    """
+    bound = float((weight.flatten(1).abs().sum(1) * largest + bias.abs()).max())
+    share = 2.0 ** -(math.floor(math.log2(max(bound, 1e-30))) + 1)
+    above = 1 + 2.0**-20  # more than rounding: neurons fire above one, and a step at zero is one
+    return share * weight, share * bias + above
 
 
 def _is_sign(module: nn.Module, name: str) -> bool:

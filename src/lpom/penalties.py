@@ -40,6 +40,7 @@ class Penalty(Settings, ABC):
     every: int = 1  #: steps of an optimiser that one proximal step follows, and makes up for
     least_dimensions: int = 2  #: of the weights it acts on
     convex: bool = True
+    lazy: bool = False  #: whether an optimiser moves weights behind those of the network
 
     @abstractmethod
     def value(self, W: Tensor) -> Tensor:
@@ -109,6 +110,11 @@ class Sparse(Penalty):
         self.strength_at(0.0)
         if self.keep is not None and not 0 < self.keep < 1:
             raise ValueError(f"keep must be a share between 0 and 1, got {self.keep!r}.")
+        if self.lazy and self.keep is None:
+            raise ValueError(
+                f"{type(self).__name__}(lazy=True) leaves the largest parts of the weights behind "
+                "the network: say how many, e.g. keep=0.02."
+            )
 
     def strength_at(self, progress: float) -> float:
         if isinstance(self.strength, Sequence):
@@ -132,7 +138,14 @@ class Sparse(Penalty):
 @final
 @dataclass(frozen=True)
 class L1(Sparse):
-    """The sum of absolute values: single weights vanish. Steps may differ from weight to weight."""
+    """The sum of absolute values: single weights vanish. Steps may differ from weight to weight.
+
+    ``lazy`` is for a target: the network has the largest weights of a dense tensor, which the
+    optimiser goes on to move with gradients taken at the sparse one (Lin et al., 2020), so that
+    what was left out too early comes back. Its share falls as that of ``keep``.
+    """
+
+    lazy: bool = False
 
     least_dimensions = 1
 
@@ -152,10 +165,11 @@ class GroupL1(Sparse):
     r"""Whole units or channels vanish: :math:`\sum_g \sqrt{n_g} \|W_g\|`, groups of n weights.
 
     ``groups`` are the weights into each output of a layer (rows, the default) or out of each of its
-    inputs (columns). One step is taken for each group.
+    inputs (columns). One step is taken for each group. ``lazy`` as in `L1`.
     """
 
     groups: str = "outputs"
+    lazy: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,11 +259,16 @@ class Grid(Penalty):
     Scales are taken from the weights, and the proximal operator is exact for the scales as they
     are: each weight goes to its nearest level by at most its step. The strength grows over the
     run; after the share ``settled`` of it every step ends on the levels themselves.
+
+    ``lazy``: the network has Q(V) all along, and the optimiser moves the weights V behind it with
+    the gradient taken at Q(V) (BinaryConnect; Dockhorn et al., 2021, show it to be this proximal
+    method with the steps summed up before the projection).
     """
 
     strength: tuple[float, float] = (1e-6, 1e-2)
     settled: float = 0.8
     scales: str = "channel"
+    lazy: bool = False
 
     convex = False
 
@@ -267,7 +286,7 @@ class Grid(Penalty):
         return level + (away - away.clamp(-torch.as_tensor(step), torch.as_tensor(step)))
 
     def strength_at(self, progress: float) -> float:
-        if progress >= self.settled:
+        if self.lazy or progress >= self.settled:
             return torch.inf
         return geometric(self.strength, progress / self.settled)
 
@@ -368,3 +387,9 @@ def by_pattern(penalties: Any) -> Penalty | dict[str, Penalty] | None:
     if isinstance(penalties, Mapping) and not penalties.keys() <= KINDS.keys():
         return {str(pattern): get(penalty) for pattern, penalty in penalties.items()}
     return get(penalties)
+
+
+def any_lazy(penalties: Penalty | Mapping[str, Penalty] | None) -> bool:
+    """Whether one of these is lazy."""
+    found = penalties.values() if isinstance(penalties, Mapping) else [penalties]
+    return any(penalty is not None and penalty.lazy for penalty in found)

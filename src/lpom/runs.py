@@ -48,6 +48,7 @@ _PATIENCE = 10  # epochs without a lower held-out loss, at least, before trainin
 _FEW_ROWS = 8  # to try settings on
 _ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
 _AUGMENTED = ("cifar-10",)  # photographs, which mean the same mirrored and a little aside
+OF_LOWEST_LOSS = "of the lowest held-out loss"  # which weights a run that stops early keeps
 _OF_TABLES = ("hidden", "activation", "output_activation", "alpha", "class_weight")
 
 Estimator: TypeAlias = MLPClassifier | MLPRegressor | PictureClassifier
@@ -430,7 +431,7 @@ def train(
         "loss": {"name": result.task.loss.name, **result.task.loss.params()},
         "status": result.status,
         **({"diverged": diverged} if diverged else {}),
-        "weights": "of the lowest held-out loss" if chosen else "as they were at the end",
+        "weights": OF_LOWEST_LOSS if chosen else "as they were at the end",
         "metric": result.task.metric,
         "results": results,
         "timing": _timing(result, estimator.t_, started),

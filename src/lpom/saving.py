@@ -2,8 +2,10 @@
 
 Tensors have their names in the module. The header holds, as one JSON text, the network described
 as data (`lpom.graph.description`), which tensors are frozen or shared, the caller's metadata and a
-checksum of everything. A file that was cut off or changed is refused. (A checksum notices damage;
-it does not say who wrote the file. Loading runs no code from it, and not the network either.)
+checksum of everything. Weights of few levels, or few in number, are packed (`lpom.packing`); they
+come back to the last bit. A file that was cut off or changed is refused. (A checksum notices
+damage; it does not say who wrote the file. Loading runs no code from it, and not the network
+either.)
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 import lpom
+from lpom import packing
 from lpom.exceptions import ModelFileError, warn
 from lpom.files import write_atomically
-from lpom.graph import description
+from lpom.graph import description, rebuilding
 from lpom.graph.tracing import unwrapped
+from lpom.graph.vocabulary import DTYPES, KINDS
 
 FORMAT = "lpom"  # the key of the metadata
-FORMAT_VERSION = 2
+FORMAT_VERSION, PACKED_VERSION = 2, 3  # the second of files with packed tensors
 _TEXTS = "__metadata__"  # where the safetensors format keeps them
 MOST_HEADER = 100_000_000  # bytes, as in the safetensors format
 
@@ -83,14 +87,16 @@ def save(
     found, kinds, shared = description.tensors(model, constants)
     tensors = _storable(found)
     _check_values(tensors, kinds, "the model")
+    tensors, notes = _packed(tensors)
     header = {
-        "format_version": FORMAT_VERSION,
+        "format_version": PACKED_VERSION if notes else FORMAT_VERSION,
         "lpom_version": lpom.__version__,
         "network": network,
         "reason": reason,
         "tensors": kinds,
         "shared": shared,
         "metadata": dict(metadata or {}),
+        **({"packed": notes} if notes else {}),
     }
     header["sha256"] = _checksum(tensors, header)
     text = json.dumps(header, allow_nan=False)
@@ -131,6 +137,7 @@ def load(
             f"{path} was changed after it was written: its checksum does not match its contents. "
             "Use the original file, or train again."
         )
+    tensors = _unpacked(path, tensors, header)
     _check_tensors(path, tensors, header)
     _check_values(tensors, header["tensors"], str(path))
     if into is not None:
@@ -143,7 +150,7 @@ def load(
             "lpom.saving.load(path, into=model)."
         )
     try:
-        model = description.build(header["network"], tensors, header["tensors"], header["shared"])
+        model = rebuilding.build(header["network"], tensors, header["tensors"], header["shared"])
     except _UNBUILDABLE as error:
         raise ModelFileError(
             f"{path} has a description of a network that can't be: {error}. It was changed after "
@@ -171,16 +178,49 @@ def _storable(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stored: dict[str, Tensor] = {}
     memory = set()
     for name, tensor in found.items():
-        if tensor.dtype not in description.DTYPES.values():
+        if tensor.dtype not in DTYPES.values():
             raise ModelFileError(
                 f"{name} is of {tensor.dtype}, which a model file can't hold; it holds "
-                f"{', '.join(description.DTYPES)}."
+                f"{', '.join(DTYPES)}."
             )
         plain = tensor.detach().cpu().contiguous()
         pointer = plain.untyped_storage().data_ptr()
         stored[name] = plain.clone() if pointer in memory else plain
         memory.add(pointer)
     return stored
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors with those that can be packed in parts, ``name|part``, and the notes of these."""
+    stored: dict[str, Tensor] = {}
+    notes: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        packed = packing.pack(tensor)
+        if packed is None:
+            stored[name] = tensor
+            continue
+        parts, notes[name] = packed
+        stored |= {f"{name}|{part}": piece.contiguous() for part, piece in parts.items()}
+    return stored, notes
+
+
+def _unpacked(
+    path: Path, stored: Mapping[str, Tensor], header: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    """The reverse, of a file that may have been changed."""
+    tensors, notes = dict(stored), header.get("packed", {})
+    try:
+        for name, note in notes.items():
+            parts = {key: tensors.pop(key) for key in stored if key.rpartition("|")[0] == name}
+            tensors[name] = packing.unpack(
+                {k.rpartition("|")[2]: p for k, p in parts.items()}, note
+            )
+    except (AttributeError, KeyError, ValueError, OverflowError) as error:
+        raise ModelFileError(
+            f"{path} has a packed tensor that can't be: {error}. It was changed after it was "
+            "written: use the original file, or train again."
+        ) from error
+    return tensors
 
 
 def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
@@ -248,12 +288,12 @@ def _header(path: Path, texts: Any) -> dict[str, Any]:
         header = dict(json.loads(texts[FORMAT]))
     except (TypeError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} has metadata that is not valid JSON ({error}).") from error
-    if header.get("format_version") != FORMAT_VERSION:
+    if header.get("format_version") not in (FORMAT_VERSION, PACKED_VERSION):
         raise ModelFileError(
             f"{path} has format version {header.get('format_version')!r}, and lpom "
-            f"{lpom.__version__} reads version {FORMAT_VERSION}. It was written by lpom "
-            f"{header.get('lpom_version', 'of unknown version')}: install that version, or train "
-            "again."
+            f"{lpom.__version__} reads version {FORMAT_VERSION} and {PACKED_VERSION}. It was "
+            f"written by lpom {header.get('lpom_version', 'of unknown version')}: install that "
+            "version, or train again."
         )
     kinds = {**_KINDS, **({"network": dict} if header.get("network") is not None else {})}
     for key, kind in kinds.items():
@@ -276,9 +316,9 @@ def _check_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[st
             + ". Use the original file, or train again."
         )
     for name, kind in kinds.items():
-        if kind not in description.KINDS:
+        if kind not in KINDS:
             raise ModelFileError(
-                f"{path} calls {name} a {kind!r}, which is none of {', '.join(description.KINDS)}."
+                f"{path} calls {name} a {kind!r}, which is none of {', '.join(KINDS)}."
             )
     for name, first in shared.items():
         if name in kinds or not isinstance(first, str) or first not in kinds:

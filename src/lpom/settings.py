@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -29,25 +29,35 @@ class Settings:
         return params
 
     def with_params(self: S, **params: Any) -> S:
-        """The same with other settings, ``weights__ridge=1.0`` for those within."""
+        """The same with other settings, ``weights__ridge=1.0`` for those within.
+
+        A kind of settings may be chosen by its name along with what is in it,
+        ``weights="exact", weights__ridge=1.0``.
+        """
         known = self.get_params(deep=False)
-        changed: dict[str, Any] = {}
+        direct: dict[str, Any] = {}
         inner: dict[str, dict[str, Any]] = {}
         for name, value in params.items():
             outer, nested, key = name.partition("__")
-            if outer not in known or (nested and not isinstance(known[outer], Settings)):
-                raise ValueError(
-                    f"{type(self).__name__} has no setting {name!r}; it has "
-                    f"{', '.join(self.get_params())}."
-                )
+            if outer not in known:
+                raise self._unknown(name)
             if nested:
                 inner.setdefault(outer, {})[key] = value
             else:
-                changed[outer] = value
+                direct[outer] = value
+        made = replace(self, **direct)  # type: ignore[type-var]
+        within: dict[str, Settings] = {}
         for outer, settings in inner.items():
-            base = changed.get(outer, known[outer])
-            changed[outer] = base.with_params(**settings)
-        return replace(self, **changed)  # type: ignore[type-var]
+            base = getattr(made, outer)
+            if not isinstance(base, Settings):
+                raise self._unknown(f"{outer}__{next(iter(settings))}")
+            within[outer] = base.with_params(**settings)
+        return replace(made, **within)  # type: ignore[type-var]
+
+    def _unknown(self, name: str) -> ValueError:
+        return ValueError(
+            f"{type(self).__name__} has no setting {name!r}; it has {', '.join(self.get_params())}."
+        )
 
     def plain(self) -> dict[str, Any]:
         """The settings as JSON can hold them, each with the kind of those within."""
@@ -65,6 +75,26 @@ def _plain(value: Any) -> Any:
         case bool() | int() | float() | str() | None:
             return value
     return getattr(value, "__name__", repr(value))
+
+
+def settings_text(plain: Mapping[str, Any]) -> str:
+    """What :meth:`Settings.plain` made, without what is None, by the names that ``--set`` takes.
+
+    >>> settings_text({"mu": 20.0, "weights": {"exact": {"ridge": 1.0}}, "penalties": None})
+    'mu=20.0, weights=exact, weights.ridge=1.0'
+    """
+    return ", ".join(f"{name}={value}" for name, value in _dotted(plain) if value is not None)
+
+
+def _dotted(plain: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and len(value) == 1:
+            ((kind, inner),) = value.items()
+            if isinstance(inner, Mapping):
+                yield name, kind
+                yield from ((f"{name}.{key}", setting) for key, setting in _dotted(inner))
+                continue
+        yield name, value
 
 
 def chosen(field: str, value: Any, kinds: Mapping[str, type[S]]) -> S:

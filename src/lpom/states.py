@@ -24,9 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations import Activation, Identity
+from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
 from lpom.graph.programs import Program
+from lpom.graph.scans import Layer, Memory
 from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
@@ -76,8 +77,13 @@ class States:
         self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
         self._graded: set[int] = set()  # ids of the weights whose .grad is of this sweep
+        self._passes: dict[int, Memory] = {}  # what recurrent layers know, by their node
         for node in graph.nodes:
-            self._set(node, node.activation.phi(self.Z(node)))
+            if node.layer is None:
+                self._set(node, node.activation.phi(self.Z(node)))
+            else:
+                X, self._passes[node.index] = node.layer.forward(self.Z(node))
+                self._set(node, X)
 
     @property
     def outputs(self) -> Tensor:
@@ -122,6 +128,10 @@ class States:
             return None
         if self.once:
             assert pull is not None
+            if node.layer is not None:
+                pull = pull if self._own[node.index] else pull.clone()
+                down = any(node.sources) or bool(node.edge.parameters)
+                return node.layer.backward(self._passes[node.index], pull, down=down)
             return pull if isinstance(node.activation, Identity) else self._response(node, pull)
         Z = self.Z(node)
         if P is None:
@@ -141,8 +151,7 @@ class States:
         """
         soft, Z = self.soft.nodes[node.index - 1].activation, self.Z(node)
         known = soft is node.activation and node.index not in self._dropped
-        helps = type(soft).response is Activation.response  # other forms don't look at it
-        said = self.X[node.index].detach() if known and helps else None
+        said = self.X[node.index].detach() if known and soft.subtracts else None
         self.X[node.index] = self.X[0]  # all who read it have been here
         if not self._owned(node):
             return soft.response(Z, pull, said=said)
@@ -194,9 +203,11 @@ class States:
         :math:`\mu R^T X / m` is the gradient of the weights' convex problem: it goes where
         optimisers look for it. ``weight`` and ``total`` are those of the samples.
         """
+        share = self.mu[node.index] / total
+        if node.layer is not None:
+            self._grade(node, node.layer, weight, share)
         if residual is None:
             return
-        share = self.mu[node.index] / total
         if self._program(node) is not None:
             if weight is None:
                 self._run_back(node, residual, share, down=down)
@@ -222,6 +233,18 @@ class States:
             self._Z[node.index] = None
             self._known.pop(node.index, None)
             self.X[node.index] = self.X[0]
+
+    def _grade(
+        self, node: Node, layer: Layer, weight: Tensor | None, share: float | Tensor
+    ) -> None:
+        """Gradients of the weights of a recurrent layer that has been swept."""
+        back, memory = _Back(self, node, share), self._passes.pop(node.index)
+        for parameter, R, X in layer.products(memory, weight):
+            R = R.reshape(-1, R.shape[-1])
+            if X is None:
+                back.add_sum(parameter, R)
+            else:
+                back.add_product(parameter, R, X.reshape(-1, X.shape[-1]))
 
     def _run_back(
         self,
@@ -328,11 +351,17 @@ class States:
         return value
 
     def _drop(self, node: Node) -> None:
-        """Let go of the large states that this node was the last to read."""
+        """Let go of the states that this node was the last to read.
+
+        Not of those that are more work than memory: of functions of whole slices, of layers, and
+        small ones.
+        """
         for s in node.sources:
-            if s == 0 or s == self.graph.output or self.X[s].numel() < SMALL:
+            if s in (0, self.graph.output) or self.X[s].numel() < SMALL:
                 continue
-            if self.graph.consumers[s][-1] is node:
+            below = self.graph.nodes[s - 1]
+            plain = below.activation.elementwise and below.layer is None
+            if plain and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
 
@@ -347,6 +376,8 @@ class States:
     def _no_pull(self, index: int) -> Tensor:
         """Zeros as large as a state; in its own memory where nobody will look at it again."""
         node, Z = self.graph[index], self._Z[index]
+        if node.layer is not None:
+            return torch.zeros_like(self.X[index])
         over = self.once and isinstance(node.activation, Identity) and index != self.graph.output
         if over and Z is not None and self._owned(node) and not self.graph.remembered[index]:
             return Z.zero_()
@@ -502,4 +533,10 @@ def _plain(value: Tensor) -> Tensor:
 def _weighted(residual: Tensor, weight: Tensor | None) -> Tensor:
     if weight is None:
         return residual
+    if len(residual) != len(weight):
+        raise ValueError(
+            f"weights of {len(weight)} samples can't be given to a state of shape "
+            f"{tuple(residual.shape)}: keep the samples first, (m, steps, features), between the "
+            "model's activations, or leave the weights out."
+        )
     return residual * weight.view(-1, *[1] * (residual.ndim - 1))

@@ -1,7 +1,7 @@
 """The command ``lpom`` while the library is being loaded, which takes seconds.
 
-It stands outside of the package ``lpom``, which loads torch before anything in it can run: a Ctrl-C
-in that time ends with a line here too.
+It stands outside of the package ``lpom``, so that nothing of that is loaded before it: a Ctrl-C
+in that time ends with a line too.
 """
 
 import os

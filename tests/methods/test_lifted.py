@@ -7,7 +7,7 @@ import torch
 
 import lpom
 from lpom.methods import Batch, LiftedNetworks, Problem
-from lpom.objective import kkt_residuals
+from lpom.objectives import kkt_residuals
 
 FORMULATIONS = ["quadratic", "divergence"]
 

@@ -16,7 +16,7 @@ from lpom.graph import Graph, Switches, trace
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
 from lpom.methods.lpom import Sweeps
-from lpom.objective import evaluate
+from lpom.objectives import evaluate
 from lpom.states import States
 
 from . import networks

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lpom import activations, losses, mlp
 from lpom.activations import Activation
 from lpom.methods import Batch
-from lpom.objective import evaluate, kkt_residuals
+from lpom.objectives import evaluate, kkt_residuals
 from lpom.states import States
 from lpom.weights.blocks import Block, Use, blocks
 from lpom.weights.exact import exact_step

@@ -29,7 +29,7 @@ class Mutant:
     slow: bool = False
 
 
-STATES, METHOD, OBJECTIVE = "states.py", "methods/lpom.py", "objective.py"
+STATES, METHOD, OBJECTIVE = "states.py", "methods/lpom.py", "objectives.py"
 BLOCKS, EXACT, GRAM = "weights/blocks.py", "weights/exact.py", "weights/gram.py"
 
 MUTANTS = {

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lpom.activations import Identity
-from lpom.objective import kkt_residuals, rho, spectral_rates
+from lpom.objectives import kkt_residuals, rho, spectral_rates
 
 from .blocks import assert_minimum, iterate, put, settle
 from .networks import KINDS as GRAPHS

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import lpom
 from lpom import LPOM, Adaptive, Checkpoint, EarlyStopping, Sweeps, methods
 from lpom.methods import MAC, METHODS, Adam, Method, Problem, State
-from lpom.objective import Objective
+from lpom.objectives import Objective
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ import lpom
 from lpom import LPOM, Adaptive, Exact
 from lpom.graph import trace
 from lpom.methods import Batch, Problem
-from lpom.objective import adjoint, evaluate, kkt_residuals, per_node
+from lpom.methods.discrete import StraightThrough
+from lpom.objectives import adjoint, evaluate, kkt_residuals, per_node
 from lpom.penalties import L1, Binary, Box, GroupL1, Levels, NuclearNorm, Ternary
 from lpom.states import States
 from lpom.training.trainer import advance
@@ -83,10 +85,13 @@ def test_the_metric_of_each_optimiser(optimizer, size):
     model = nn.Sequential(nn.Linear(8, 2, dtype=X.dtype))
     by = Penalised(L1(0.01), trace(model))
     made = optimizer(model.parameters())
-    SQUARED.value(model(X), target).mean().backward()
-    made.step()
-    moved, g = model[0].weight.detach().clone(), model[0].weight.grad.abs()
-    by.follow(made)
+    plain = copy.deepcopy(model)
+    alone = optimizer(plain.parameters())
+    for each in (model, plain):
+        SQUARED.value(each(X), target).mean().backward()
+    alone.step()
+    moved, g = plain[0].weight.detach(), plain[0].weight.grad.abs()
+    by.step(made)
     torch.testing.assert_close(model[0].weight.detach(), L1().prox(moved, 0.01 * size(g)))
 
 
@@ -262,10 +267,14 @@ def test_theorem_4_with_a_penalty(penalty, activation):
         (L1(keep=0.2), lambda W: torch.count_nonzero(W), 16),
         (GroupL1(keep=0.4), lambda W: torch.count_nonzero(W.abs().sum(1)), 4),
         (NuclearNorm(keep=0.25, every=2), lambda W: torch.linalg.matrix_rank(W), 2),
+        (L1(keep=0.2, lazy=True), lambda W: torch.count_nonzero(W), 16),
+        (GroupL1(keep=0.4, lazy=True), lambda W: torch.count_nonzero(W.abs().sum(1)), 4),
     ],
-    ids=["weights", "units", "rank"],
+    ids=["weights", "units", "rank", "lazy weights", "lazy units"],
 )
 def test_a_target_is_reached_by_the_end(penalty, count, expected, weights):
+    if penalty.lazy and weights == "exact":
+        pytest.skip("exact weights have no optimiser")
     X, target = numbers()
     model = lpom.mlp([8, 10, 2], "tanh", seed=0, dtype=X.dtype)
     chosen = Adaptive(learning_rate=0.02) if weights == "adaptive" else Exact()
@@ -286,6 +295,37 @@ def test_a_run_ends_on_the_levels(penalty, weights):
         W = layer.weight.detach()
         torch.testing.assert_close(W, penalty.nearest(W), rtol=1e-12, atol=1e-12)
     assert state.penalised.value() == 0
+
+
+@pytest.mark.parametrize("method", [LPOM(mu=1e8), StraightThrough(learning_rate=2e-3)], ids=repr)
+def test_lazy_levels_are_binaryconnect(method):
+    """As Courbariaux et al. (2015) have it: gradients at Q(V) move V, by autograd and Adam."""
+    X, target = numbers()
+    penalty = Binary(lazy=True)
+    model = lpom.mlp([8, 6, 2], "tanh", seed=0, dtype=X.dtype)
+    V = copy.deepcopy(model)
+    steps(model, X, target, replace(method, penalties=penalty), 30)
+
+    optimizer = torch.optim.Adam(V.parameters())
+    shown = copy.deepcopy(V)  # weights are not on the levels before the first step
+    for k in range(30):
+        optimizer.param_groups[0]["lr"] = 2e-3 * (1 - k / 30)
+        SQUARED.value(shown(X), target).mean().backward()
+        for real, seen in zip(V.parameters(), shown.parameters(), strict=True):
+            real.grad, seen.grad = seen.grad, None
+        optimizer.step()
+        shown.load_state_dict(V.state_dict())
+        for layer in (shown[0], shown[2]):
+            layer.weight.data = penalty.nearest(layer.weight.data)
+    for found, wanted in zip(model.parameters(), shown.parameters(), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_lazy_penalties_need_an_optimiser_and_a_target():
+    with pytest.raises(ValueError, match="weights='adaptive', or lazy=False"):
+        LPOM(weights="exact", penalties={"0.weight": Binary(lazy=True)})
+    with pytest.raises(ValueError, match="keep=0.02"):
+        L1(lazy=True)
 
 
 def test_penalties_add_to_the_objective_of_a_sample():
@@ -332,8 +372,15 @@ def test_exact_weights_with_a_penalty_need_a_ridge():
 @pytest.mark.parametrize("cut", [20, 90])
 def test_a_run_goes_on_from_its_state(cut):
     X, target = numbers()
-    method = LPOM(penalties={"0.weight": L1(keep=0.3), "2.weight": NuclearNorm(0.01, every=3)})
-    models = [lpom.mlp([8, 6, 2], "tanh", seed=0, dtype=X.dtype) for _ in range(2)]
+    penalties = {
+        "0.weight": L1(keep=0.3),
+        "2.weight": NuclearNorm(0.01, every=3),
+        "4.weight": L1(keep=0.3, lazy=True),
+        "6.weight": Ternary(lazy=True),
+    }
+    method = LPOM(penalties=penalties)
+    sizes = [8, 6, 5, 4, 2]
+    models = [lpom.mlp(sizes, "tanh", seed=0, dtype=X.dtype) for _ in range(2)]
     problems = [Problem.of(model, SQUARED) for model in models]
     batch, states = Batch(X, target), [method.init(problem) for problem in problems]
     for k in range(100):

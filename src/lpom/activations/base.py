@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import fields
-from typing import TypeAlias, TypeVar, final
+from typing import ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,18 @@ class Activation(ABC):
     lower, upper : float
         Bounds of every component of :math:`\phi`, possibly infinite. Those of an elementwise
         function are the ends of its closed range.
+    subtracts : bool
+        Whether `response` takes the difference of :math:`\phi` at two points, as it does here.
     """
 
     name: str
     formula: str = ""
     elementwise: bool = True
+    subtracts: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.subtracts = cls.response is Activation.response
 
     @property
     @abstractmethod
@@ -92,7 +99,7 @@ class Activation(ABC):
     def response(
         self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
     ) -> Tensor:
-        """``phi(z) - phi(z - pull)``: how a state answers a pull; ``out`` may be ``z`` itself.
+        """``phi(z) - phi(z - pull)``: how a state answers; ``out`` may be ``z`` or ``pull``.
 
         ``said`` is ``phi(z)`` where that is at hand. Where there is a form without the difference
         of two nearly equal numbers it stands here.

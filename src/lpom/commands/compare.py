@@ -14,12 +14,12 @@ from rich.table import Table
 
 from lpom import datasets, methods
 from lpom.commands import options
+from lpom.commands.options import NETWORK, RUN, TRAINING
 from lpom.datasets.files import STDIN
 from lpom.experiments.compare import BY_EPOCH, BY_SECOND, TABLE, Comparison, as_dataset, own_folder
 from lpom.experiments.compare import compare as run_comparison
 from lpom.experiments.records import Trial
 from lpom.experiments.table import Summary
-from lpom.preparation import Reading, prepare
 from lpom.runs import Settings
 from lpom.training.history import Epoch
 from lpom.training.progress import Bar
@@ -29,29 +29,44 @@ def compare(
     context: typer.Context,
     data: options.Data,
     chosen: Annotated[
-        str, typer.Option("--methods", help="Comma-separated names, or all.")
+        str,
+        typer.Option(
+            "--methods",
+            metavar="NAMES",
+            help="Separated by commas, or all.",
+            rich_help_panel=TRAINING,
+        ),
     ] = "lpom,adam,sgd",
     hidden: options.Hidden = "100",
-    network: Annotated[
-        str,
-        typer.Option(help="A known network in place of hidden layers, NAME or path.py:make."),
-    ] = "",
-    network_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of that network, e.g. width=0.25; may be repeated."),
-    ] = None,
-    augment: Annotated[bool, typer.Option(help="Flip and crop the network's pictures.")] = False,
+    network: options.Network = None,
+    network_option: options.NetworkOptions = None,
+    augment: Annotated[
+        bool,
+        typer.Option(
+            "--augment", help="Flip and crop the network's pictures.", rich_help_panel=NETWORK
+        ),
+    ] = False,
     epochs: options.AsNeeded = None,
-    seeds: Annotated[str, typer.Option(help="Comma-separated seeds.")] = "0,1,2",
+    seeds: Annotated[
+        str,
+        typer.Option(metavar="NUMBERS", help="Separated by commas.", rich_help_panel=TRAINING),
+    ] = "0,1,2",
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="METHOD.SETTING=VALUE, e.g. lpom.weights.learning_rate=0.001; may be repeated.",
+            metavar="NAME=VALUE",
+            help="A setting of a method, e.g. lpom.states.most=3; may be repeated.",
+            rich_help_panel=TRAINING,
         ),
     ] = None,
     set_epochs: Annotated[
-        list[str] | None, typer.Option(help="METHOD=EPOCHS, e.g. admm=50; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="METHOD=N",
+            help="Epochs of one method, e.g. admm=50; may be repeated.",
+            rich_help_panel=TRAINING,
+        ),
     ] = None,
     loss: options.LossName = "auto",
     activation: options.ActivationName = "relu",
@@ -72,7 +87,9 @@ def compare(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the results (else one below comparisons/, another for every setting)."
+            metavar="FOLDER",
+            help="For the results (else one below comparisons/, another for every setting).",
+            rich_help_panel=RUN,
         ),
     ] = None,
 ) -> None:
@@ -80,6 +97,11 @@ def compare(
 
     Writes results.jsonl, table.md and two pictures. What is finished is kept: the same command
     again goes on with what is missing. A method that can't do the task is listed with its reason.
+
+    Examples:
+
+        lpom compare churn.csv --target left --methods lpom,adam,admm
+        lpom compare mnist --network lenet5 --methods lpom,adam --epochs 10
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -88,16 +110,7 @@ def compare(
         options.check_no_columns(context)
         dataset = datasets.load(data, data_dir)
     else:
-        prepared = prepare(
-            data,
-            target=target,
-            task=task,
-            ignore=tuple(ignore or ()),
-            kinds=options.pairs("--as", "zip=category", kinds),
-            reading=Reading(encoding, separator, decimal, thousands, date_order),
-            test_fraction=test_fraction,
-            data_dir=data_dir,
-        )
+        prepared = options.prepared(context)
         dataset = as_dataset(prepared, data)
     n_rows = len(dataset.x_train)
     size, n_epochs = Settings(epochs=epochs, batch_size=batch_size).planned(n_rows)
@@ -110,7 +123,7 @@ def compare(
         epochs=n_epochs,
         batch_size=size or n_rows,
         seeds=options.numbers("--seeds", seeds, int),
-        network=network,
+        network=network or "",
         options={name: options.value(text) for name, text in chosen_options.items()},
         augment=augment,
         settings=_settings(settings or ()),
@@ -175,14 +188,16 @@ class _Follower:
 
 
 def _settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    made: dict[str, dict[str, Any]] = {}
+    given: dict[str, list[str]] = {}
     for text in texts:
-        name, _, value = text.partition("=")
-        method, _, setting = name.partition(".")
-        if not (method and setting and value):
+        method, _, setting = text.partition(".")
+        if "=" in method or not setting:
             raise ValueError(f"--set takes METHOD.SETTING=VALUE, e.g. admm.beta=2, got {text!r}.")
-        made.setdefault(method, {})[setting.replace(".", "__")] = options.value(value)
-    return {name: methods.get(name).with_params(**given).plain() for name, given in made.items()}
+        given.setdefault(method, []).append(setting)
+    return {
+        method: methods.get(method).with_params(**options.method_settings(method, some)).plain()
+        for method, some in given.items()
+    }
 
 
 def _epochs(texts: Sequence[str]) -> dict[str, int]:

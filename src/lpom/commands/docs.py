@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 import lpom
+from lpom.commands.options import completing
 from lpom.exceptions import LPOMError, unknown_name
 
 _PACKAGE = Path(lpom.__file__).parent
@@ -21,7 +22,12 @@ _SITES = (_CHECKOUT / "site", _CHECKOUT / "docs" / "_build" / "html")  # if it w
 
 
 def docs(
-    page: Annotated[str, typer.Argument(help="start, tables, methods, ...")] = "index",
+    page: Annotated[
+        str,
+        typer.Argument(
+            help="start, tables, methods, ...", autocompletion=completing(lambda: _known(_folder()))
+        ),
+    ] = "index",
     where: Annotated[
         bool, typer.Option("--where", help="Print where the page is, and open nothing.")
     ] = False,
@@ -30,14 +36,9 @@ def docs(
 
     The pages come with the package and need no network.
     """
-    folder = next((folder for folder in _PAGES if (folder / "index.md").is_file()), None)
-    if folder is None:
-        raise LPOMError(
-            f"the pages of the documentation are missing from {_PAGES[0]}. Install lpom again."
-        )
-    known = sorted(path.stem for path in folder.glob("*.md"))
-    if page not in known:
-        raise ValueError(unknown_name("page", page, known))
+    folder = _folder()
+    if page not in _known(folder):
+        raise ValueError(unknown_name("page", page, _known(folder)))
     built = [site / f"{page}.html" for site in _SITES if (site / f"{page}.html").is_file()]
     if where:
         typer.echo(built[0] if built else folder / f"{page}.md")
@@ -49,6 +50,20 @@ def docs(
                 console.print(shown)
         else:
             console.print(shown)
+
+
+def _folder() -> Path:
+    """Where the pages are."""
+    for folder in _PAGES:
+        if (folder / "index.md").is_file():
+            return folder
+    raise LPOMError(
+        f"the pages of the documentation are missing from {_PAGES[0]}. Install lpom again."
+    )
+
+
+def _known(folder: Path) -> list[str]:
+    return sorted(path.stem for path in folder.glob("*.md"))
 
 
 def readable(folder: Path, page: str) -> str:

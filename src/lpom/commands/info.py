@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -12,10 +13,12 @@ from rich.text import Text
 
 from lpom import datasets
 from lpom.commands import text
-from lpom.commands.show import plan_table, results_table, scores_table
+from lpom.commands.show import plan_table, results_table, scores_table, training_line
+from lpom.compacting import compact, size
 from lpom.exceptions import CheckpointError, ModelFileError
 from lpom.folders import CHECKPOINT, MODEL, begun, begun_folder, read_begun
 from lpom.runs import Run, network_text
+from lpom.settings import settings_text
 from lpom.tables import Classes, Features, Target
 
 
@@ -31,8 +34,8 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
         return
     kept = Run.read(run)
     try:
-        facts = _facts(kept)
-        tables = results_table(kept.config), scores_table(kept.config)
+        facts = _facts(kept, run)
+        shown = results_table(kept.config), training_line(kept), scores_table(kept.config)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
             f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
@@ -43,8 +46,8 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     features = kept.predictor.features
     if kept.config["data"]["name"] not in datasets.names() and isinstance(features, Features):
         console.print(plan_table(features.plan))
-    for results in tables:
-        console.print(results)
+    for part in shown:
+        console.print(part, soft_wrap=isinstance(part, str))
 
 
 def _print(console: Console, facts: dict[str, str]) -> None:
@@ -69,7 +72,7 @@ def _begun_facts(folder: Path) -> dict[str, str]:
         return {
             "data": f"{data['name']} ({data['notes']})",
             "network": network_text(config["network"]),
-            "method": f"{method.pop('name')} ({_settings(method)})",
+            "method": f"{method.pop('name')} ({settings_text(method)})",
             "training": f"{state}; {config['epochs']} epochs planned, batch size "
             f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}",
             "go on": f"lpom train --resume {folder}",
@@ -80,10 +83,9 @@ def _begun_facts(folder: Path) -> dict[str, str]:
         ) from error
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: Run, folder: Path) -> dict[str, str]:
     config, data = run.config, run.config["data"]
     target, features = run.predictor.target, run.predictor.features
-    n_weights = sum(parameter.numel() for parameter in run.predictor.model.parameters())
     n_inputs, n_columns = features.n_inputs, len(features.names)
     method = dict(config["method"])
     timing, versions = config["timing"], config["versions"]
@@ -91,20 +93,36 @@ def _facts(run: Run) -> dict[str, str]:
         "data": f"{data['name']} ({data['notes']})",
         "inputs": f"{n_inputs}, from {n_columns} of {data['columns']} columns",
         "target": f"{data['target']}: {target.task}{_classes(target)}",
-        "network": f"{network_text(config['network'])}; {n_weights:,} weights",
-        "method": f"{method.pop('name')} ({_settings(method)})",
+        "network": f"{network_text(config['network'])}; {_size(run, folder)}",
+        "method": f"{method.pop('name')} ({settings_text(method)})",
         "loss": config["loss"]["name"],
         "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "
         f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}; "
         f"{config['status']}",
         "started": timing["started"],
-        "versions": _settings(versions, " "),
+        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
     }
+
+
+def _size(run: Run, folder: Path) -> str:
+    """Weights, bytes and multiplications; with penalties also what they have left of them."""
+    model = run.predictor.model
+    example = torch.zeros(1, *run.predictor.features.input_shape)
+    whole = size(model, example)
+    written = (folder / MODEL).stat().st_size
+    text = (
+        f"{whole.weights:,} weights in {whole.bytes:,} bytes ({written:,} in the model file), "
+        f"{whole.multiplications:,} multiplications a row"
+    )
+    if not run.config["method"].get("penalties"):
+        return text
+    nonzero = sum(int(torch.count_nonzero(parameter)) for parameter in model.parameters())
+    left = compact(model, example)[1].after
+    return (
+        f"{text}; {nonzero:,} weights are not zero, and compacted {left.weights:,} weights and "
+        f"{left.multiplications:,} multiplications are left"
+    )
 
 
 def _classes(target: Target) -> str:
     return f", {len(target.classes)} classes" if isinstance(target, Classes) else ""
-
-
-def _settings(values: dict[str, Any], sign: str = "=") -> str:
-    return ", ".join(f"{name}{sign}{value}" for name, value in values.items())

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lpom import datasets
-from lpom.preparation import TEST_FRACTION
+from lpom import activations, datasets, losses, methods, networks
+from lpom.preparation import TEST_FRACTION, Prepared, Reading, prepare
 
 TABLE, NETWORK, TRAINING, RUN = "The table", "The network", "Training", "The run"  # of --help
+
+
+def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For the shell's completion: the names that begin with what was typed."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    return complete
+
 
 Data: TypeAlias = Annotated[
     str,
     typer.Argument(
         help="A CSV, Parquet, Excel or NPZ file, - for a CSV from standard input, or "
-        f"{', '.join(datasets.names())}."
+        f"{', '.join(datasets.names())}.",
+        autocompletion=completing(datasets.names),
     ),
 ]
 TargetColumn: TypeAlias = Annotated[
@@ -31,6 +43,7 @@ TaskName: TypeAlias = Annotated[
         metavar="NAME",
         help="classification or regression, else told from the target.",
         rich_help_panel=TABLE,
+        autocompletion=completing(lambda: ("classification", "regression")),
     ),
 ]
 Ignored: TypeAlias = Annotated[
@@ -77,7 +90,10 @@ Thousands: TypeAlias = Annotated[
 DateOrder: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        metavar="ORDER", help="dmy or mdy, where dates leave it open.", rich_help_panel=TABLE
+        metavar="ORDER",
+        help="dmy or mdy, where dates leave it open.",
+        rich_help_panel=TABLE,
+        autocompletion=completing(lambda: ("dmy", "mdy")),
     ),
 ]
 TestFraction: TypeAlias = Annotated[
@@ -89,7 +105,8 @@ TestFraction: TypeAlias = Annotated[
     ),
 ]
 DataDir: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
+    Path | None,
+    typer.Option(metavar="FOLDER", help="With the files of a data set (else LPOM_DATA)."),
 ]
 Hidden: TypeAlias = Annotated[
     str,
@@ -106,10 +123,22 @@ HiddenAsNeeded: TypeAlias = Annotated[
     ),
 ]
 ActivationName: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME", help="See lpom activations.", rich_help_panel=NETWORK)
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="See lpom activations.",
+        rich_help_panel=NETWORK,
+        autocompletion=completing(activations.names),
+    ),
 ]
 OutputActivation: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME", help="Of the last layer.", rich_help_panel=NETWORK)
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Of the last layer.",
+        rich_help_panel=NETWORK,
+        autocompletion=completing(activations.names),
+    ),
 ]
 AsNeeded: TypeAlias = Annotated[
     int | None,
@@ -120,22 +149,39 @@ AsNeeded: TypeAlias = Annotated[
 Network: TypeAlias = Annotated[
     str | None,
     typer.Option(
+        metavar="NAME",
         help="Train on pictures a network by its name (see lpom networks), or one of your own: "
-        "path.py:function."
+        "path.py:function.",
+        rich_help_panel=NETWORK,
+        autocompletion=completing(networks.names),
     ),
 ]
 NetworkOptions: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        "--network-option", help="OPTION=VALUE of the network, e.g. width=0.25; may be repeated."
+        "--network-option",
+        metavar="OPTION=VALUE",
+        help="Of the network, e.g. width=0.25; may be repeated.",
+        rich_help_panel=NETWORK,
     ),
 ]
 MethodName: TypeAlias = Annotated[
-    str, typer.Option(metavar="NAME", help="See lpom methods.", rich_help_panel=TRAINING)
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="See lpom methods.",
+        rich_help_panel=TRAINING,
+        autocompletion=completing(methods.names),
+    ),
 ]
 LossName: TypeAlias = Annotated[
     str,
-    typer.Option(metavar="NAME", help="Else as the target asks for.", rich_help_panel=TRAINING),
+    typer.Option(
+        metavar="NAME",
+        help="Else as the target asks for.",
+        rich_help_panel=TRAINING,
+        autocompletion=completing(losses.names),
+    ),
 ]
 ClassWeight: TypeAlias = Annotated[
     str | None,
@@ -143,6 +189,7 @@ ClassWeight: TypeAlias = Annotated[
         metavar="WEIGHTS",
         help="balanced, or one per class: yes=3,no=1.",
         rich_help_panel=TRAINING,
+        autocompletion=completing(lambda: ("balanced",)),
     ),
 ]
 Seed: TypeAlias = Annotated[
@@ -153,7 +200,9 @@ Device: TypeAlias = Annotated[
     str,
     typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
 ]
-Threads: TypeAlias = Annotated[int | None, typer.Option(help="Threads of torch.", min=1)]
+Threads: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Threads of torch.", min=1)
+]
 
 _OF_FILES = (
     "--target",
@@ -184,11 +233,26 @@ def widths(text: str) -> tuple[int, ...]:
 
 
 def class_weight(text: str | None) -> str | dict[str, float] | None:
-    """Weights of classes in a text like "yes=3,no=1"; another text is left as it is."""
-    if text is None or "=" not in text:
+    """Weights of classes in a text like "yes=3,no=1", or "balanced"."""
+    if text in (None, "balanced"):
         return text
-    found = pairs("--class-weight", "yes=3,no=1", text.split(","))
-    return {name: numbers("--class-weight", part, float)[0] for name, part in found.items()}
+    found = pairs("--class-weight", "yes=3,no=1, or balanced", text.split(","))
+    weights = {name: numbers("--class-weight", part, float)[0] for name, part in found.items()}
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise ValueError(f"--class-weight takes weights from 0 on, got {name}={weight:g}.")
+    return weights
+
+
+def method_settings(method: str, texts: Sequence[str] | None) -> dict[str, Any]:
+    """What --set says of a method, by the names of Python; refused now if it has no such."""
+    given = pairs("--set", "states.most=3", texts)
+    settings = {name.replace(".", "__"): value(text) for name, text in given.items()}
+    try:
+        methods.get(method).with_params(**settings)
+    except ValueError as error:  # by the names that the shell has for them
+        raise ValueError(str(error).replace("__", ".")) from error
+    return settings
 
 
 def pairs(option: str, example: str, texts: Sequence[str] | None) -> dict[str, str]:
@@ -212,6 +276,23 @@ def given(context: typer.Context) -> dict[str, Any]:
             spelled = [option for option in parameter.opts if option.startswith("--")]
             found[spelled[0] if spelled else name.upper()] = context.params[name]
     return found
+
+
+def prepared(context: typer.Context, seed: int = 0) -> Prepared:
+    """The data that a command's options about tables ask for."""
+    chosen = context.params
+    reading = ("encoding", "separator", "decimal", "thousands", "date_order")
+    return prepare(
+        chosen["data"],
+        target=chosen["target"],
+        task=chosen["task"],
+        ignore=tuple(chosen["ignore"] or ()),
+        kinds=pairs("--as", "zip=category", chosen["kinds"]),
+        reading=Reading(**{name: chosen[name] for name in reading}),
+        test_fraction=chosen["test_fraction"],
+        data_dir=chosen["data_dir"],
+        seed=seed,
+    )
 
 
 def check_no_columns(context: typer.Context) -> None:

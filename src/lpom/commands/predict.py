@@ -27,7 +27,9 @@ def predict(
             ".npz file with an array X."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="CSV file to write (else stdout).")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV to write (else to standard output).")
+    ] = None,
     proba: Annotated[
         bool, typer.Option("--proba", help="The probability of every class as well.")
     ] = False,
@@ -47,6 +49,11 @@ def predict(
     training did not use are not looked at. Where the target is there, the score is printed too.
     Pictures are an array X, (n, channels, rows, columns) or a flat row each, as lpom.datasets has
     them; y, if it is there, holds the numbers of their classes.
+
+    Examples:
+
+        lpom predict runs/flats-1 new.csv --keep id --out predictions.csv
+        cat new.csv | lpom predict runs/churn-1 - --proba
     """
     if out is not None and out.exists():
         if file != STDIN and Path(file).exists() and out.samefile(file):
@@ -58,13 +65,20 @@ def predict(
     kept = _kept(frame, keep or [])
     inputs = predictor.encode(frame)
     answers = predictor.answers(inputs, probabilities=proba)
-    table = pd.concat([kept.reset_index(drop=True), _no_formulas(answers)], axis=1)
+    shown = _short(_no_formulas(answers))
+    table = pd.concat([kept.reset_index(drop=True), shown], axis=1)
     text = table.to_csv(index=False, lineterminator="\n")
     if out is None:
         typer.echo(text, nl=False)
     else:
         write_atomically(out, text.encode())
     _say(predictor, frame, inputs, out)
+
+
+def _short(answers: pd.DataFrame) -> pd.DataFrame:
+    """Numbers with the digits that float32 has, in which networks compute."""
+    numbers = answers.select_dtypes("number")
+    return answers.assign(**{name: numbers[name].map("{:.9g}".format) for name in numbers})
 
 
 def _no_formulas(answers: pd.DataFrame) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from lpom.commands import options
 from lpom.folders import MODEL, REPORT
 from lpom.report import write_report
 
@@ -18,17 +19,23 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help=f"HTML file to write (else {REPORT}, in the run if there is one only)."),
+        typer.Option(
+            metavar="FILE",
+            help=f"HTML file to write (else {REPORT}, in the run if there is one only).",
+        ),
     ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with the files of a data set (else LPOM_DATA).")
-    ] = None,
+    data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file in --out.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Write one HTML file about runs: curves, layers, mistakes, weights, settings.
 
     It holds all it needs and fetches nothing. Several runs are drawn over each other.
+
+    Examples:
+
+        lpom report runs/flats-1 --open
+        lpom report runs/flats-1 runs/flats-2 --out both.html
     """
     if data_dir is not None and not data_dir.is_dir():
         raise ValueError(f"--data-dir: there is no folder {data_dir}.")

@@ -8,13 +8,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from lpom.runs import Run
+from lpom.runs import OF_LOWEST_LOSS, Run
 from lpom.tables import ColumnPlan
 from lpom.training.history import History
 
 _MANY = 40  # columns; of more only those that are no plain numbers are listed
 _PERCENT = ("accuracy", "balanced accuracy")
 _BASELINE = "baseline"
+_TOLD_APART = 0.7  # AUC from which on classes are told apart, whatever the accuracy
 
 
 def plan_table(plan: ColumnPlan) -> Table:
@@ -36,13 +37,9 @@ def plan_table(plan: ColumnPlan) -> Table:
 
 
 def results_table(config: dict[str, Any]) -> Table:
-    """Loss and accuracy (or R2) of each part of the data, time and speed."""
-    metric, timing = config["metric"], config["timing"]
-    speed = timing["samples_per_second"]
-    pace = "" if speed is None else f", {speed:,.0f} samples/s"
-    table = Table(
-        caption=f"{timing['training_seconds']:.1f} s of training{pace}", caption_justify="left"
-    )
+    """Loss and accuracy (or R2) of each part of the data."""
+    metric = config["metric"]
+    table = Table()
     for column in ("rows", "number", "loss", "R²" if metric == "r2" else metric):
         table.add_column(column, justify="left" if column == "rows" else "right")
     for part, values in config["results"].items():
@@ -52,6 +49,20 @@ def results_table(config: dict[str, Any]) -> Table:
         number = f"{config['data']['rows'][part]:,}"
         table.add_row(part, number, f"{values['loss']:.4g}", shown, style=style)
     return table
+
+
+def training_line(run: Run) -> str:
+    """Epochs, after which of them the weights were best, time and speed."""
+    config, timing = run.config, run.config["timing"]
+    parts = [f"{len(run.history)} epoch{'' if len(run.history) == 1 else 's'}"]
+    losses = run.history.column("validation_loss")
+    if config["weights"] == OF_LOWEST_LOSS and losses and None not in losses:
+        best = 1 + losses.index(min(losses))
+        parts.append(f"the weights are those of epoch {best}, the best on held-out rows")
+    parts.append(f"{timing['training_seconds']:.1f} s of training")
+    if (speed := timing["samples_per_second"]) is not None:
+        parts.append(f"{speed:,.0f} samples/s")
+    return "; ".join(parts)
 
 
 def scores_table(config: dict[str, Any]) -> Table:
@@ -83,14 +94,9 @@ def advice(run: Run, folder: Path) -> list[str]:
     """What to do next."""
     config, history = run.config, run.history
     test, train = config["results"]["test"], config["results"]["train"]
-    regression = config["metric"] == "r2"
-    best = test[_BASELINE].get("R²" if regression else "accuracy", 0.0)
     lines = []
-    if test["score"] <= best:
-        lines.append(
-            "not better than an answer that is always the same: more rows or other columns would "
-            "help most" + ("." if regression else "; for rare classes try --class-weight balanced.")
-        )
+    if said := no_better(config):
+        lines.append(said)
     elif train["score"] - test["score"] > 0.1:
         lines.append(
             "much better on the training rows than on the test rows: try --alpha 1, a smaller "
@@ -104,6 +110,25 @@ def advice(run: Run, folder: Path) -> list[str]:
     new = "NEW.npz" if "pictures" in config["network"] else "NEW.csv"
     lines.append(f"next: lpom predict {folder} {new}    lpom report {folder} --open")
     return lines
+
+
+def no_better(config: dict[str, Any]) -> str:
+    """What to do where an answer that is always the same is as good; nothing if it is not."""
+    test = config["results"]["test"]
+    weighted = config["class_weight"] is not None
+    name = "R²" if config["metric"] == "r2" else "balanced accuracy" if weighted else "accuracy"
+    if name not in test or test[name] > test[_BASELINE][name]:
+        return ""
+    if test.get("AUC", 0.0) > _TOLD_APART and not weighted:
+        return (
+            f"no more rows are right than with an answer that is {test[_BASELINE]['answer']}, "
+            f"although the classes are told apart (AUC {test['AUC']:.2f}): --class-weight balanced "
+            "finds the rare ones."
+        )
+    return (
+        "not better than an answer that is always the same: more rows or other columns would help "
+        "most."
+    )
 
 
 def _falling(history: History) -> bool:

@@ -33,6 +33,7 @@ from lpom.folders import (
     forget_checkpoint,
 )
 from lpom.runs import Settings
+from lpom.settings import settings_text
 from lpom.tensorboard import TensorBoard
 from lpom.training import Callback
 from lpom.training.progress import epoch_lines
@@ -149,7 +150,7 @@ def facts(folder: Path) -> dict[str, str] | None:
         return {
             "data": f"{config['data']['name']} ({config['data']['notes']})",
             "network": f"{runs.network_text(config['network'])}; {n_weights:,} weights",
-            "method": f"{name} ({', '.join(f'{k}={v}' for k, v in method.items())})",
+            "method": f"{name} ({settings_text(method)})",
             "training": f"{config['epochs']} epochs, batch size {config['batch_size']}, seed "
             f"{config['seed']}, on {config['device']}; {config['status']}",
             "held out": _bits(config["results"]),

@@ -6,7 +6,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,8 +14,8 @@ from rich.markup import escape
 
 from lpom import datasets, methods, runs
 from lpom.commands import options, text
-from lpom.commands.options import RUN, TRAINING
-from lpom.commands.show import advice, plan_table, results_table, scores_table
+from lpom.commands.options import NETWORK, RUN, TRAINING
+from lpom.commands.show import advice, plan_table, results_table, scores_table, training_line
 from lpom.datasets.files import STDIN
 from lpom.exceptions import LostRankError, ModelFileError
 from lpom.folders import (
@@ -32,7 +32,7 @@ from lpom.folders import (
 )
 from lpom.parallel import Parallel, launch
 from lpom.pictures import prepare_pictures
-from lpom.preparation import Prepared, Reading, prepare
+from lpom.preparation import Prepared
 from lpom.runs import Run, Settings
 from lpom.tables import Features
 from lpom.tensorboard import TensorBoard
@@ -62,6 +62,7 @@ def train(
             "--augment/--no-augment",
             help="Flip and crop pictures at random while --network trains (so for cifar-10).",
             show_default=False,
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     activation: options.ActivationName = "relu",
@@ -159,6 +160,14 @@ def train(
     is printed before training, and --as or --ignore change it. With --network pictures stay
     pictures, and --network char-transformer learns to write from any text file. Ctrl-C and SIGTERM
     end a run so that --resume can go on with it, and so does one that was killed.
+
+    Examples:
+
+        lpom train flats.csv --target rent
+        lpom train churn.csv --target left --class-weight balanced --ignore name
+        lpom train german.csv --separator ';' --decimal , --target Preis
+        lpom train cifar-10 --network resnet8 --epochs 15
+        lpom train --resume runs/flats-1
     """
     if resume is not None:
         _check_alone(context)
@@ -171,10 +180,7 @@ def train(
     if resume is not None:
         _resume(resume, console, quiet, spread, helps)
         return
-    given = options.pairs("--set", "states.most=3", method_settings)
-    tuned: dict[str, Any] = {
-        name.replace(".", "__"): options.value(text) for name, text in given.items()
-    }
+    tuned = options.method_settings(method, method_settings)
     if mu is not None:
         tuned["mu"] = _one_or_many(options.numbers("--mu", mu, float))
     settings = Settings(
@@ -214,17 +220,7 @@ def train(
             options.check_no_columns(context)
             prepared = prepare_pictures(data, data_dir)
         else:
-            prepared = prepare(
-                data,
-                target=target,
-                task=task,
-                ignore=tuple(ignore or ()),
-                kinds=options.pairs("--as", "zip=category", kinds),
-                reading=Reading(encoding, separator, decimal, thousands, date_order),
-                test_fraction=test_fraction,
-                data_dir=data_dir,
-                seed=seed,
-            )
+            prepared = options.prepared(context, seed)
         runs.rehearse(prepared, settings)
         if data not in datasets.names() and isinstance(prepared.features, Features):
             console.print(plan_table(prepared.features.plan))
@@ -388,6 +384,7 @@ def _report(console: Console, run: Run, folder: Path) -> None:
     if config["status"] == "diverged":
         console.print(f"diverged after {len(run.history)} epochs; what came before is kept")
     console.print(results_table(config))
+    console.print(training_line(run), soft_wrap=True)
     console.print(scores_table(config))
     for line in advice(run, folder):
         console.print(escape(line), soft_wrap=True)

@@ -18,7 +18,6 @@ from lpom.commands.options import RUN, TRAINING
 from lpom.experiments import tune as tuning
 from lpom.experiments.tune import Search, space_for
 from lpom.files import write_atomically
-from lpom.preparation import Reading, prepare
 from lpom.runs import Settings
 from lpom.training.history import Epoch
 from lpom.training.progress import Bar
@@ -87,6 +86,11 @@ def tune(
     Many candidates train for a few epochs, the better third of them three times as long, and so
     on. A fifth of the training rows judges them, by their loss; the test rows are not touched.
     After Ctrl-C the same command goes on. Ends with the command that trains with what won.
+
+    Examples:
+
+        lpom tune flats.csv --target rent
+        lpom tune flats.csv --target rent --candidates 9 --vary hidden=50/300,100 --vary alpha=0.1/1
     """
     settings = Settings(
         method=method,
@@ -98,17 +102,7 @@ def tune(
     )
     space = {**space_for(settings), **_varied(vary or ())}
     search = Search(settings, space, candidates)
-    prepared = prepare(
-        data,
-        target=target,
-        task=task,
-        ignore=tuple(ignore or ()),
-        kinds=options.pairs("--as", "zip=category", kinds),
-        reading=Reading(encoding, separator, decimal, thousands, date_order),
-        test_fraction=test_fraction,
-        data_dir=data_dir,
-        seed=seed,
-    )
+    prepared = options.prepared(context, seed)
     folder = out or Path("tuning") / Path(data).stem
     console = Console(highlight=False)
     rows = tuning.for_tuning(prepared)

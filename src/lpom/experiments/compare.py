@@ -216,5 +216,5 @@ def _network(plan: Comparison, data: Dataset) -> str:
         f"Network {_sizes(plan, data)}{layers}{pictures}, "
         f"{loss} loss, {plan.epochs} epochs, batches of {plan.batch_size}; "
         f"{len(data.x_train)} rows to train on, {len(data.x_test)} to test; "
-        f"seeds {', '.join(map(str, plan.seeds))}. {data.notes}"
+        f"seed{'' if len(plan.seeds) == 1 else 's'} {', '.join(map(str, plan.seeds))}. {data.notes}"
     )

@@ -25,6 +25,7 @@ class Role:
     output: str = "identity"
     output_params: Mapping[str, float] = field(default_factory=dict)
     loss: str = "squared"
+    bias: bool = True
     epochs: int | None = None  # unless the experiment's
 
 
@@ -67,6 +68,7 @@ class Experiment:
             output=role.output,
             output_params=dict(role.output_params),
             loss=role.loss,
+            bias=role.bias,
             epochs=epochs or role.epochs or self.epochs,
             seed=seed,
         )
@@ -101,6 +103,19 @@ AS_IN_PAPER = Role(
     "lpom",
     {"weights": {"exact": {"iterations": 3, "ridge": 1.0}}},
     **LEAKY_SQUARED,
+)
+#: Algorithm 1 as it is printed: from feed-forward states K1 times the hidden ones from the bottom
+#: up (eq. 25) and the output (eq. 28), then K2 iterations of Algorithm 2 with the pseudo-inverse.
+#: ReLU everywhere, no bias, no ridge. K1 and K2 were chosen on held-out training data.
+TO_THE_LETTER = Role(
+    "LPOM, to the letter",
+    "lpom",
+    {
+        "states": {"sweeps": {"order": "paper", "most": 20, "rule": "plain"}},
+        "weights": {"exact": {"iterations": 3, "ridge": 0.0}},
+    },
+    output="relu",
+    bias=False,
 )
 BEST = Role("LPOM, best", "lpom", grid=_ADAPTIVE, loss="cross-entropy")
 ADAM = Role("Adam, matched", "adam", grid=_ADAPTIVE, loss="cross-entropy")

@@ -46,13 +46,21 @@ def reproduce(
                 continue
             for seed in seeds:
                 trial = experiment.trial(role, hidden, seed, epochs, rate)
-                record = run(trial, data, store, on_epoch=_follow(trial, say))
-                say(f"{role.title}, {_network(hidden)}, seed {seed}: {_outcome(record)}")
+                record = run(
+                    trial, data, store, on_epoch=follow(trial, _network(trial.hidden), say)
+                )
+                say(f"{role.title}, {_network(hidden)}, seed {seed}: {outcome(record)}")
                 records.append(record)
             if experiment.curves:
                 trial = watched(experiment.trial(role, hidden, seeds[0], epochs, rate))
-                record = run(trial, data, store, on_epoch=_follow(trial, say), closely=True)
-                say(f"{role.title}, {_network(hidden)}, held out: {_outcome(record)}")
+                record = run(
+                    trial,
+                    data,
+                    store,
+                    on_epoch=follow(trial, _network(trial.hidden), say),
+                    closely=True,
+                )
+                say(f"{role.title}, {_network(hidden)}, held out: {outcome(record)}")
     return records
 
 
@@ -71,12 +79,12 @@ def tune(
 ) -> float | None:
     """The learning rate that does best on held-out training data; none if there is no grid."""
     records = [
-        run(trial, data, store, on_epoch=_follow(trial, say))
+        run(trial, data, store, on_epoch=follow(trial, _network(trial.hidden), say))
         for trial in tuning_trials(experiment, role, epochs)
     ]
     rate = chosen_rate(records)
     if rate is not None:
-        shown = ", ".join(f"{rate_of(r):g}: {_outcome(r)}" for r in records)
+        shown = ", ".join(f"{rate_of(r):g}: {outcome(r)}" for r in records)
         say(f"{role.title}: learning rate {rate:g} chosen on held-out training data ({shown})")
     return rate
 
@@ -96,22 +104,25 @@ def tuning_trials(experiment: Experiment, role: Role, epochs: int | None = None)
         yield watched(trial)
 
 
-def _follow(trial: Trial, say: Say) -> Callable[[Epoch], None]:
-    def follow(epoch: Epoch) -> None:
+def follow(trial: Trial, network: str, say: Say) -> Callable[[Epoch], None]:
+    """Says after every epoch how far a trial is."""
+
+    def told(epoch: Epoch) -> None:
         say(
-            f"  {trial.method} {_network(trial.hidden)} seed {trial.seed} epoch {epoch.epoch}/"
+            f"  {trial.method} {network} seed {trial.seed} epoch {epoch.epoch}/"
             f"{trial.epochs}: training {epoch.score:.2%}, loss {epoch.loss:.4f}, "
             f"{epoch.seconds:.1f} s"
         )
 
-    return follow
+    return told
 
 
 def _network(hidden: Sequence[int]) -> str:
     return "-".join(str(width) for width in hidden)
 
 
-def _outcome(record: dict[str, Any]) -> str:
+def outcome(record: dict[str, Any]) -> str:
+    """What came of a trial, in a few words."""
     if "reason" in record:
         return f"not possible: {record['reason']}"
     return f"{record['score']:.2%} ({record['seconds']:.0f} s)"

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lpom import methods
+from lpom.experiments.beyond import TABLES
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
 from lpom.experiments.plots import draw_curves
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.reproduce import chosen_rate, tuning_trials, watched
+from lpom.experiments.rows import cell, rows_section
 from lpom.experiments.tried import others, output_text, params_text, tried
 from lpom.files import write_atomically
 
@@ -40,12 +42,22 @@ own numbers.
   compares time and memory.
 """
 
+BEYOND = """<!-- beyond the paper -->
+What follows is not of the paper: networks without derivatives, of few bits and of few weights, in
+the same form. Networks, epochs, batches, loss and penalties are those of the row in every column;
+learning rates and other settings were chosen on held-out training data, see
+[docs/discrete.md](../docs/discrete.md). "reached" compares the means of LPOM with what was wanted
+and with the best rival.
+"""
+
 
 def write_summary(folder: Path) -> Path:
     """Write the README beside ``folder``, the results."""
     path = summary_path(folder)
     sections = [section(experiment, folder) for experiment in EXPERIMENTS.values()]
-    write_atomically(path, "\n".join([HEAD, *(s for s in sections if s)]).encode())
+    beyond = [s for table in TABLES.values() if (s := rows_section(table, folder))]
+    parts = [HEAD, *(s for s in sections if s), *[BEYOND] * bool(beyond), *beyond]
+    write_atomically(path, "\n".join(parts).encode())
     return path
 
 
@@ -76,7 +88,7 @@ def section(experiment: Experiment, folder: Path) -> str:
         row = ["-".join(map(str, hidden))]
         row += [f"{numbers[k]:.1f}" for numbers in experiment.printed.values()]
         row += [
-            _cell([r for r in found if tuple(r["hidden"]) == hidden]) for found in shown.values()
+            cell([r for r in found if tuple(r["hidden"]) == hidden]) for found in shown.values()
         ]
         rows.append(row)
     lines = [f"## {experiment.title}", "", f"`lpom reproduce {experiment.name}`", ""]
@@ -153,16 +165,6 @@ def _final_runs(
         if found:
             return found
     return []
-
-
-def _cell(records: Sequence[dict[str, Any]]) -> str:
-    """Mean, spread and number of seeds; a seed that came to nothing is said too."""
-    scores = [100 * r["score"] for r in records if "score" in r]
-    failed = f", {len(records) - len(scores)} failed" if len(scores) < len(records) else ""
-    if not scores:
-        return f"failed: {records[0]['reason']}" if records else ""
-    spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{statistics.mean(scores):.2f}{spread} ({len(scores)}{failed})"
 
 
 def _facts(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lpom import methods
+from lpom.settings import settings_text
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Row:
         params: dict[str, Any] = next(
             (record["params"] for record in self.records if "params" in record), {}
         )
-        return ", ".join(f"{name}={value}" for name, value in params.items() if value is not None)
+        return settings_text(params)
 
     def remarks(self) -> list[str]:
         """Why it failed, and what it said, each sentence once."""
@@ -99,8 +100,8 @@ def _cells(row: Row, first: Row | None, n_seeds: int, score: str) -> list[str]:
         row.method,
         _mean_and_spread(row.values("score"), show),
         show(statistics.fmean(row.values("train_score"))),
-        f"{_time(row):.3g} ({_time(row) / _time(first):.2g}×)",
-        f"{_memory(_peak(row))} ({_peak(row) / _peak(first):.2g}×)",
+        f"{_time(row):.3g} ({_ratio(_time(row), _time(first))})",
+        f"{_memory(_peak(row))} ({_ratio(_peak(row), _peak(first))})",
         f"{statistics.fmean(row.at_end('objective')):.3g}",
         str(row.finished[0]["epochs"]),
         batches,
@@ -121,6 +122,11 @@ def _time(row: Row) -> float:
 
 def _peak(row: Row) -> float:
     return max(row.values("peak_bytes"))
+
+
+def _ratio(value: float, base: float) -> str:
+    times = value / base
+    return f"{times:.2g}×" if times < 10 else f"{times:,.0f}×"
 
 
 def _percent(value: float) -> str:

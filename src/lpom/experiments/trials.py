@@ -10,6 +10,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lpom.datasets import Dataset, augmented_loader
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
+from lpom.experiments.remains import remains
 from lpom.methods import Batch, Method, Problem
 from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, evaluate, fit
@@ -77,6 +79,8 @@ def run(
             record |= {"reason": str(error), "remarks": []}
     store.add(record)
     shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # others are not finished yet
+        folder.parent.rmdir()
     return record
 
 
@@ -122,6 +126,8 @@ def _train(
     )
     if result.status == "interrupted":
         raise KeyboardInterrupt
+    if trial.params.get("penalties"):
+        more["remains"] = remains(model, X_test)
     loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
     return {
         "loss_value": loss,

@@ -66,11 +66,22 @@ def _settings(record: dict[str, Any]) -> tuple[str, ...]:
     return (
         record["dataset"],
         record["method"],
-        "-".join(map(str, record["hidden"])),
+        network_text(record),
         str(record["epochs"]),
         record["loss"],
         params_text(params),
     )
+
+
+def network_text(record: dict[str, Any]) -> str:
+    """The hidden layers of a record, or its network with its options."""
+    if not record.get("network"):
+        return "-".join(map(str, record["hidden"]))
+    options = [
+        f"{name} {'-'.join(map(str, value)) if isinstance(value, list) else value}"
+        for name, value in record["options"].items()
+    ]
+    return ", ".join([record["network"], *options])
 
 
 def output_text(record: dict[str, Any]) -> str:

@@ -58,6 +58,11 @@ def _inverted(mask: Tensor) -> Tensor:
     return ~mask if mask.dtype == torch.bool else mask
 
 
+def _samples_first(x: Tensor, batched: bool) -> Tensor:
+    """(L, m, E) or (L, E) to (m, L, E), as states are to be."""
+    return x.transpose(0, 1) if batched else x.unsqueeze(0)
+
+
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
@@ -97,11 +102,11 @@ def multi_head_attention_forward(
         if extra is not None:
             raise ValueError(f"attention with {name} is not written out; leave it out instead.")
     batched = query.dim() == 3
+    same = query is key, key is value
+    query = _samples_first(query, batched)
+    key = query if same[0] else _samples_first(key, batched)
+    value = key if same[1] else _samples_first(value, batched)
     if not batched:
-        same = query is key, key is value
-        query = query.unsqueeze(1)
-        key = query if same[0] else key.unsqueeze(1)
-        value = key if same[1] else value.unsqueeze(1)
         key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
     if use_separate_proj_weight:
         weights = [q_proj_weight, k_proj_weight, v_proj_weight]
@@ -120,8 +125,8 @@ def multi_head_attention_forward(
         parts = in_proj_weight.chunk(3)
         biases = [None] * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, parts[i], biases[i]) for i, x in enumerate((query, key, value)))
-    # (L, m, E) -> (m, heads, L, d)
-    q, k, v = (torch.unflatten(x, -1, (num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, v))
+    # (m, L, E) -> (m, heads, L, d)
+    q, k, v = (torch.unflatten(x, -1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
     scores = (q * (1 / math.sqrt(embed_dim_to_check // num_heads))) @ k.transpose(-2, -1)
     if attn_mask is not None:
         attn_mask = _inverted(attn_mask)
@@ -133,13 +138,13 @@ def multi_head_attention_forward(
     attended = torch.softmax(scores, -1)
     if dropout_p:
         attended = F.dropout(attended, dropout_p, training)
-    out = (attended @ v).permute(2, 0, 1, 3).flatten(-2)
+    out = (attended @ v).transpose(1, 2).flatten(-2)
     out = F.linear(out, out_proj_weight, out_proj_bias)
     seen: Tensor | None = None
     if need_weights:
         seen = attended.mean(1) if average_attn_weights else attended
         seen = seen if batched else seen[0]
-    return (out if batched else out.squeeze(1)), seen
+    return (out.transpose(0, 1) if batched else out.squeeze(0)), seen
 
 
 def _multihead(

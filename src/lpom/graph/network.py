@@ -12,23 +12,31 @@ from torch import Tensor, nn
 
 from lpom.activations import Activation
 from lpom.graph.edges import Edge, Switches
+from lpom.graph.scans import Layer
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     r"""``X[index] = activation.phi(Z)``, ``Z = edge(X[s] for s in edge.sources)``.
 
-    The data is ``X[0]``, so indices begin at one; sources have smaller ones.
+    The data is ``X[0]``, so indices begin at one; sources have smaller ones. In `Graph.swept` a
+    whole recurrent ``layer`` may stand in place of the activation.
     """
 
     index: int
     name: str
     activation: Activation
     edge: Edge
+    layer: Layer | None = None
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
         return self.edge.sources
+
+    @cached_property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The weights of its edge, and of its layer where it has one."""
+        return self.edge.parameters + (() if self.layer is None else self.layer.parameters)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +44,14 @@ class Graph:
     """All nodes in topological order, and which of them is the output.
 
     The graph owns nothing: weights and buffers belong to the module it was traced from.
+
+    ``swept``, where there is one, is the same network with each recurrent layer as one node: one
+    sweep down it, with one mu for all states, is one sweep down this graph.
     """
 
     nodes: tuple[Node, ...]
     output: int
+    swept: Graph | None = field(default=None, repr=False)
     _smoothed: dict[str, Any] = field(default_factory=dict, repr=False)  # the last that was asked
 
     def __len__(self) -> int:
@@ -55,7 +67,7 @@ class Graph:
     @cached_property
     def parameters(self) -> list[nn.Parameter]:
         """Every weight once, frozen ones too."""
-        return list(dict.fromkeys(p for node in self for p in node.edge.parameters))
+        return list(dict.fromkeys(p for node in self for p in node.parameters))
 
     @cached_property
     def parameter_names(self) -> dict[nn.Parameter, str]:

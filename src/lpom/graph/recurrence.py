@@ -127,13 +127,12 @@ def unrolled(
 
 
 def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-    time = 1 if module.batch_first else 0
+    x = x if module.batch_first else x.transpose(0, 1)  # states have their samples first
     lstm = module.mode == "LSTM"
     if hx is None:
         count = module.num_layers * (1 + module.bidirectional)
         widths = (module.proj_size or module.hidden_size, module.hidden_size)
-        m = x.shape[1 - time]
-        hx = tuple(x.new_zeros(count, m, width) for width in widths[: 1 + lstm])
+        hx = tuple(x.new_zeros(count, x.shape[0], width) for width in widths[: 1 + lstm])
     else:
         hx = tuple(hx) if lstm else (hx,)
     output, ends = unrolled(
@@ -144,10 +143,11 @@ def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]
         bias=module.bias,
         n_layers=module.num_layers,
         bidirectional=module.bidirectional,
-        time=time,
+        time=1,
         dropout=module.dropout,
         training=module.training,
     )
+    output = output if module.batch_first else output.transpose(0, 1)
     return output, ends if lstm else ends[0]
 
 

@@ -1,4 +1,4 @@
-"""Any torch module that torch.fx can follow, cut into states and the edges between them."""
+"""What a torch module does, as torch.fx follows it, with the sizes of a first batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import linecache
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,9 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedParameter
 
 from lpom import activations
-from lpom.activations import Activation, Identity
 from lpom.exceptions import UntrainableError
-from lpom.graph.edges import Edge, Step
-from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
-    AFFINE,
-    CONSTANTS,
-    PRODUCTS,
-    QUOTIENTS,
-    SHAPES,
-    SWITCHES,
-    VIEWS,
-    WEIGHTED,
     call_name,
-    module_name,
 )
 from lpom.graph.written import written_function, written_module
 
@@ -40,17 +27,6 @@ _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = nn.Module.__call__, nn.Module.__getattr__
 #: Functions that make tensors of a size, which torch.fx does not see by itself.
 _FACTORIES = ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "eye")
-
-
-def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
-    """The graph of states of a module; the module keeps weights and buffers.
-
-    ``example`` is a batch of inputs, needed where the model's own Python asks for sizes (a loop
-    over time steps, say). Raises `UntrainableError`, a ValueError, for what can't be trained, with
-    the line of the model where it stands.
-    """
-    model = unwrapped(model)
-    return _Builder(model, *traced(model, example)).build(model)
 
 
 def traced(
@@ -84,10 +60,15 @@ def traced(
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
+    leave_out_unused(graph)
+    return graph, tracer.lines
+
+
+def leave_out_unused(graph: fx.Graph) -> None:
+    """Leave out what does not reach the output."""
     for node in reversed(list(graph.nodes)):
         if not node.users and node.op not in ("placeholder", "output"):
             graph.erase_node(node)
-    return graph, tracer.lines
 
 
 @contextlib.contextmanager
@@ -190,7 +171,11 @@ class _Tracer(fx.Tracer):
             self.path_of_module(m)
         except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        called = super().call_module(m, forward, args, kwargs)
+        if isinstance(m, nn.RNNBase) and type(m) in self.whole:  # the tuples that it returns
+            end = called[1]
+            return called[0], (end[0], end[1]) if m.mode == "LSTM" else end
+        return called
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
@@ -354,415 +339,10 @@ def _user_line() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file == __file__ and frame.f_code.co_name == "trace":
+        if file == __file__ and frame.f_code.co_name == "traced":
             return ""  # beyond it stands who asked for the trace
         if not file.startswith((_TORCH, _HERE)) and not file.startswith("<"):
             code = linecache.getline(file, frame.f_lineno).strip()
             return f"line {frame.f_lineno} of {Path(file).name}: {code}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
-
-
-def lifted_identity(x: Tensor) -> Tensor:
-    """Marks a value that is a state of its own although no activation stands there."""
-    return x
-
-
-@dataclass
-class _Value:
-    """What a traced value depends on since the last states below it."""
-
-    states: frozenset[fx.Node] = frozenset()
-    data: bool = False
-    weights: bool = False
-    matrix: bool = False  # a weight matrix has met a state or the data
-    curved: str = ""  # the operation by which it is not affine in its weights
-
-    @property
-    def live(self) -> bool:
-        """Whether the network computes it: not from the data or the weights alone."""
-        return bool(self.states) or (self.data and self.weights)
-
-
-class _Builder:
-    """Decides which values are states, and collects what lies between them."""
-
-    def __init__(self, root: nn.Module, traced: fx.Graph, lines: dict[fx.Node, str]) -> None:
-        self.root, self.traced, self.lines = root, traced, lines
-        self.activations: dict[fx.Node, Activation] = {}
-        self.values: dict[fx.Node, _Value] = {}
-
-    def build(self, model: nn.Module) -> Graph:
-        self._check_ends()
-        self._swap_pooling()
-        self._pick_from_stacks()
-        self._follow()
-        self._mark_shared()
-        self._mark_output()
-        self._follow()  # with the marks
-        states = [n for n in self.traced.nodes if n in self.activations]
-        inputs = next(n for n in self.traced.nodes if n.op == "placeholder")
-        index = {inputs: 0} | {n: i for i, n in enumerate(states, start=1)}
-        names = self._names(states)
-        nodes = []
-        for n in states:
-            edge = self._edge(n.args[0] if n.args else n.kwargs["input"], index)
-            nodes.append(Node(index[n], names[n], self.activations[n], edge))
-        if not any(node.edge.parameters for node in nodes):
-            raise UntrainableError(
-                f"{type(model).__name__} has no weights to train: its parameters, if any, do not "
-                "reach the output."
-            )
-        return Graph(tuple(nodes), index[self._output()])
-
-    # what stands where
-
-    def _output(self) -> fx.Node:
-        (result,) = next(n for n in self.traced.nodes if n.op == "output").args
-        output: fx.Node = result
-        return output
-
-    def _check_ends(self) -> None:
-        inputs = [n for n in self.traced.nodes if n.op == "placeholder"]
-        for extra in inputs[1:]:
-            if extra.args:  # a default
-                with self.traced.inserting_before(extra):
-                    extra.replace_all_uses_with(extra.args[0])
-                self.traced.erase_node(extra)
-            else:
-                raise UntrainableError(
-                    f"the model takes {len(inputs)} inputs ({', '.join(map(str, inputs))}); give "
-                    "it one tensor, and take it apart inside the model."
-                )
-        if not isinstance(self._output(), fx.Node):
-            raise UntrainableError(
-                f"the model returns {type(self._output()).__name__}; it must return one tensor. "
-                "Wrap it in a module that picks the prediction."
-            )
-
-    def _module(self, node: fx.Node) -> nn.Module:
-        return self.root.get_submodule(str(node.target))
-
-    def _name(self, node: fx.Node) -> str:
-        """The bare name of a call, of a known module too; the class of an unknown one."""
-        if node.op != "call_module":
-            return call_name(node.target)
-        module = self._module(node)
-        return module_name(module) or type(module).__name__
-
-    def _call(self, near: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.traced.call_function(target, args, kwargs)
-        self.lines[made] = self.lines.get(near, "")
-        return made
-
-    def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below it."""
-        for pool in list(self.traced.nodes):
-            if "max_pool" not in self._name_or_nothing(pool):
-                continue
-            act = pool.args[0]
-            if not isinstance(act, fx.Node) or len(act.users) > 1 or not pool.users:
-                continue
-            activation = self._activation(act)
-            if activation is None or not activation.elementwise:
-                continue
-            z = act.args[0]
-            act.replace_all_uses_with(z)  # type: ignore[arg-type]
-            pool.append(act)  # after the pool
-            for user in [user for user in pool.users if user is not act]:
-                user.replace_input_with(pool, act)
-            act.args = (pool, *act.args[1:])
-
-    def _pick_from_stacks(self) -> None:
-        """``stack(steps, 1)[:, -1]`` is the last step: the others need not be looked at."""
-        for pick in list(self.traced.nodes):
-            below = pick.args[0] if pick.target is operator.getitem else None
-            if not isinstance(below, fx.Node) or below.target is not torch.stack:
-                continue
-            stacked: Any = below.args[0]
-            dim = below.args[1] if len(below.args) > 1 else below.kwargs.get("dim", 0)
-            index = pick.args[1] if isinstance(pick.args[1], tuple) else (pick.args[1],)
-            place = index[dim] if isinstance(dim, int) and 0 <= dim < len(index) else None
-            rest = [i for d, i in enumerate(index) if d != dim]
-            if type(place) is int and all(i == slice(None) for i in rest):
-                pick.replace_all_uses_with(stacked[place])
-                self.traced.erase_node(pick)
-                if not below.users:
-                    self.traced.erase_node(below)
-
-    def _name_or_nothing(self, node: fx.Node) -> str:
-        return self._name(node) if node.op.startswith("call") else ""
-
-    def _activation(self, node: fx.Node) -> Activation | None:
-        """The activation that a call computes; raises for functions that can't be one."""
-        if node.target is lifted_identity:
-            return Identity()
-        try:
-            if node.op == "call_module":
-                module = self._module(node)
-                if isinstance(module, nn.Identity) or not activations.is_activation(module):
-                    return None
-                if module._forward_hooks or module._forward_pre_hooks:
-                    raise UntrainableError("it has forward hooks, which would be passed over.")
-                return activations.from_module(module)
-            if node.op in ("call_function", "call_method"):
-                options = {k: v for k, v in node.kwargs.items() if k != "input"}
-                if options.get("out", 0) is None:  # nowhere in particular
-                    del options["out"]
-                return activations.from_call(call_name(node.target), tuple(node.args[1:]), options)
-        except (ValueError, TypeError) as error:
-            self._refuse(node, str(error))
-        return None
-
-    # what depends on what
-
-    def _follow(self) -> None:
-        """Dependences of every value; where an activation meets a live value stands a state."""
-        self.values, self.activations = {}, {}
-        for node in list(self.traced.nodes):
-            if node.op == "placeholder":
-                self.values[node] = _Value(data=True)
-            elif node.op == "get_attr":
-                self.values[node] = _Value(weights=self._is_weight(node))
-            elif node.op != "output":
-                self.values[node] = self._call_value(node)
-
-    def _is_weight(self, node: fx.Node) -> bool:
-        return isinstance(operator.attrgetter(str(node.target))(self.root), nn.Parameter)
-
-    def _call_value(self, node: fx.Node) -> _Value:
-        below = [self.values[n] for n in node.all_input_nodes]
-        name = self._name(node)
-        if name in SHAPES or name in CONSTANTS:
-            return _Value()
-        own = node.op == "call_module" and any(True for _ in self._module(node).parameters())
-        value = _Value(
-            frozenset().union(*(v.states for v in below)),
-            any(v.data for v in below),
-            own or any(v.weights for v in below),
-            any(v.matrix for v in below),
-            next((v.curved for v in below if v.curved), ""),
-        )
-        if not value.live:
-            if value.weights and name not in AFFINE:
-                value.curved = name
-            return value
-        activation = self._activation(node)
-        if activation is not None:
-            self.activations[node] = activation
-            return _Value(states=frozenset([node]), data=True)
-        if name not in AFFINE:
-            self._refuse(node, f"lpom does not know {name} as an operation that is affine")
-        if name in QUOTIENTS and self.values.get(node.args[1], _Value()).live:  # type: ignore[arg-type]
-            self._refuse(node, "it divides by a state, which is not affine")
-        if self._cut_factors(node, name):
-            return self._call_value(node)
-        if node.op == "call_module" and _is_computed(self._module(node)):
-            value.curved = f"the weight of {node.target}, which is computed from other parameters"
-        value.matrix = value.matrix or (name in WEIGHTED and value.weights)
-        return value
-
-    def _cut_factors(self, node: fx.Node, name: str) -> bool:
-        """Make states of factors that need to be; True if any was made.
-
-        In a product of states each factor is a state of its own, so that the edge is affine in
-        each; and a weight matrix meets no value that another one made.
-        """
-        if name not in PRODUCTS:
-            return False
-        live = [n for n in node.all_input_nodes if self.values[n].live]
-        factors = [a for a in fx.node.map_aggregate(list(node.args), lambda a: a) if a in live]
-        if len(live) > 1 or len(factors) > len(live):
-            heads = [self._viewed(n) for n in live]
-            cut = [n for n, head in zip(live, heads, strict=True) if head is None]
-            twice = [
-                n
-                for k, n in enumerate(live)
-                if factors.count(n) > 1 or (heads[k] is not None and heads[k] in heads[:k])
-            ]
-            for n in cut:
-                self._mark(n, None)
-            for n in twice:
-                self._mark(n, node)
-            return bool(cut or twice)
-        if name in WEIGHTED and live and self.values[live[0]].matrix:
-            self._mark(live[0], node)
-            return True
-        return False
-
-    def _viewed(self, node: Any) -> fx.Node | None:
-        """The state that a value is but a view of."""
-        while isinstance(node, fx.Node) and node not in self.activations:
-            if self._name_or_nothing(node) not in VIEWS or len(node.all_input_nodes) > 1:
-                return None
-            node = node.args[0] if node.args else None
-        return node if isinstance(node, fx.Node) else None
-
-    def _mark(self, value: fx.Node, user: fx.Node | None) -> fx.Node:
-        """Put an identity node on a value: for all its users, or for one of them."""
-        with self.traced.inserting_after(value):
-            mark = self._call(value, lifted_identity, value)
-        if user is None:
-            value.replace_all_uses_with(mark, delete_user_cb=lambda u: u is not mark)
-        else:
-            args = list(user.args)
-            args[args.index(value)] = mark
-            user.args = tuple(args)
-        self.values[mark] = _Value(states=frozenset([mark]), data=True)
-        self.activations[mark] = Identity()
-        return mark
-
-    def _mark_shared(self) -> None:
-        """A value that two edges need is a state, unless it is but another view of one."""
-        heads: dict[fx.Node, frozenset[fx.Node]] = {}
-        for node in reversed(list(self.traced.nodes)):
-            above: frozenset[fx.Node] = frozenset()
-            for user in node.users:
-                ends = user in self.activations or user.op == "output"
-                above |= frozenset([user]) if ends else heads.get(user, frozenset())
-            heads[node] = above
-            value = self.values.get(node)
-            if value is None or not value.live or node in self.activations or len(above) < 2:
-                continue
-            if self._name(node) not in VIEWS:
-                heads[node] = frozenset([self._mark(node, None)])
-
-    def _mark_output(self) -> None:
-        output = self._output()
-        if output not in self.activations:
-            if not self.values[output].live:
-                raise UntrainableError("the model's output does not depend on its weights.")
-            mark = self._mark(output, None)
-            mark.name = "output"
-
-    # what is made of it
-
-    def _names(self, states: list[fx.Node]) -> dict[fx.Node, str]:
-        """The activation module's own name where there is one, unique."""
-        names: dict[fx.Node, str] = {}
-        for n in states:
-            named: Any = n.args[0] if n.target is lifted_identity and n.name != "output" else n
-            name = str(named.target) if named.op == "call_module" else str(named.name)
-            taken = sum(other == name or other.startswith(f"{name}#") for other in names.values())
-            names[n] = name if not taken else f"{name}#{taken + 1}"
-        return names
-
-    def _edge(self, result: Any, index: dict[fx.Node, int]) -> Edge:
-        """All operations between the states and ``result``."""
-        needed: set[fx.Node] = set()
-        queue, sources = [result], set()
-        while queue:
-            node = queue.pop()
-            if node in index:
-                sources.add(node)
-            elif node not in needed:
-                needed.add(node)
-                queue += node.all_input_nodes
-        order = [n for n in self.traced.nodes if n in needed]
-        inputs = tuple(sorted(sources, key=index.__getitem__))
-        steps = tuple(self._step(n) for n in order)
-        parameters, names = self._parameters(order)
-        products = [n for n in order if self._name_or_nothing(n) in PRODUCTS]
-        return Edge(
-            tuple(index[n] for n in inputs),
-            parameters,
-            steps,
-            inputs,
-            result,
-            names,
-            layer=self._layer(order, inputs),
-            obstacle=next((v.curved for n in order if (v := self.values[n]).curved), ""),
-            multiplies=any(
-                sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
-            ),
-        )
-
-    def _step(self, node: fx.Node) -> Step:
-        switch = ""
-        if node.op.startswith("call"):
-            name = self._name(node)
-            live = any(self.values[n].live for n in node.all_input_nodes)
-            switch = name if name in SWITCHES and (live or name != "amax") else ""
-        if node.op == "get_attr":
-            return Step(node, _Attribute(self.root, str(node.target)), (), {})
-        if node.op == "call_module":
-            return Step(node, self._module(node), node.args, node.kwargs, switch)
-        if node.op == "call_method":
-            call = _Method(str(node.target).rstrip("_") if _in_place(node) else str(node.target))
-            return Step(node, call, node.args, node.kwargs, switch)
-        assert callable(node.target)
-        kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
-        return Step(node, node.target, node.args, kwargs, switch)
-
-    def _parameters(self, order: list[fx.Node]) -> tuple[tuple[nn.Parameter, ...], tuple[str, ...]]:
-        found: dict[nn.Parameter, str] = {}
-        for node in order:
-            if node.op == "call_module":
-                for name, parameter in self._module(node).named_parameters():
-                    found.setdefault(parameter, f"{node.target}.{name}")
-            elif node.op == "get_attr" and self._is_weight(node):
-                found.setdefault(operator.attrgetter(str(node.target))(self.root), str(node.target))
-        return tuple(found), tuple(found.values())
-
-    def _layer(self, order: list[fx.Node], inputs: tuple[fx.Node, ...]) -> nn.Module | None:
-        """The Linear or Conv2d that is the whole edge, if there is nothing else to it."""
-        work = [n for n in order if not self._is_plain_identity(n)]
-        if len(work) != 1 or len(inputs) != 1 or work[0].op != "call_module":
-            return None
-        module = self._module(work[0])
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        plain = type(module) in (nn.Linear, nn.Conv2d) and not hooked
-        return module if plain and not _is_computed(module) else None
-
-    def _is_plain_identity(self, node: fx.Node) -> bool:
-        if node.op != "call_module":
-            return False
-        module = self._module(node)
-        return type(module) is nn.Identity and not module._forward_hooks
-
-    def _refuse(self, node: fx.Node, reason: str) -> None:
-        what = str(node.target) if node.op == "call_module" else self._name(node)
-        kind = f" ({type(self._module(node)).__name__})" if node.op == "call_module" else ""
-        line = self.lines.get(node)
-        where = f", {line}," if line else ""
-        reason = reason.rstrip(".")
-        advice = (
-            ""
-            if "instead" in reason or "use " in reason.lower()
-            else (
-                " Leave it out, use an operation that is affine or an activation, or train the "
-                "model with lpom.lift(model) in a loop of your own."
-            )
-        )
-        raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")
-
-
-def _is_computed(module: nn.Module) -> bool:
-    """Whether a weight is made from other parameters: by weight_norm, pruning and the like."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and "weight" not in module._parameters
-
-
-def _in_place(node: fx.Node) -> bool:
-    return str(node.target).endswith("_") and not str(node.target).endswith("__")
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """Reads a parameter or buffer of the model when it is needed."""
-
-    root: nn.Module
-    path: str
-
-    def __call__(self) -> Any:
-        return operator.attrgetter(self.path)(self.root)
-
-
-@dataclass(frozen=True)
-class _Method:
-    """Calls a method of a tensor by its name."""
-
-    name: str
-
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(x, self.name)(*args, **kwargs)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from lpom.exceptions import UntrainableError
 from lpom.graph import Chain, Graph, chain, trace
 from lpom.losses import Loss
-from lpom.objective import Objective
+from lpom.objectives import Objective
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 
@@ -70,12 +68,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
-
-    def parts(self, rows: int) -> Iterator[Batch]:
-        """Batches of so many rows each, the last of what is left; nothing is copied."""
-        given = (self.inputs, self.target, self.weight, self.counts)
-        split = [repeat(None) if part is None else torch.split(part, rows) for part in given]
-        return (Batch(*part) for part in zip(*split, strict=False))
 
     @property
     def total(self) -> Tensor | float:

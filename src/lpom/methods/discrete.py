@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, final
 
@@ -14,11 +14,13 @@ from lpom.activations import Activation
 from lpom.checks import check_choice, check_pair
 from lpom.graph import Graph
 from lpom.methods.base import Batch, Method, Problem
-from lpom.methods.optimizers import OptimizerState, descend
-from lpom.methods.widths import MEASURE_EVERY, Spreads
-from lpom.objective import Objective, total
+from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
+from lpom.methods.widths import MEASURE_EVERY
+from lpom.objectives import Objective, total
+from lpom.penalties import Penalty, by_pattern
 from lpom.settings import geometric
 from lpom.weights.adaptive import Schedule
+from lpom.weights.penalised import Penalised
 
 
 @dataclass(frozen=True)
@@ -48,21 +50,6 @@ class _BackpropOnGraph(Method[OptimizerState]):
         return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
-@dataclass
-class StraightThroughState(OptimizerState):
-    """Optimiser, and how far the pre-activations under jumps are spread."""
-
-    spreads: Spreads = field(default_factory=Spreads)
-    steps: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"spreads": self.spreads.values}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        super().load_state_dict(saved | {"spreads": self.spreads})
-        self.spreads.values = list(saved["spreads"])
-
-
 @final
 @dataclass(frozen=True)
 class StraightThrough(_BackpropOnGraph):
@@ -81,6 +68,8 @@ class StraightThrough(_BackpropOnGraph):
     relative : bool
         False: the width is in units of the pre-activations themselves.
     ramp : {"clipped", "identity"}
+    penalties
+        As LPOM's: with a lazy `lpom.penalties.Binary` weights are trained straight through too.
     learning_rate, schedule
         Of Adam, as in the other back-propagation methods.
     """
@@ -88,6 +77,7 @@ class StraightThrough(_BackpropOnGraph):
     width: float = 1.0
     relative: bool = True
     ramp: str = "clipped"
+    penalties: Penalty | Mapping[str, Penalty] | None = None
 
     name: ClassVar[str] = "straight-through"
     equation: ClassVar[str] = "loss(phi(W_L-1 ... phi(W_0 X_0)), T)   (eq. 1)"
@@ -95,14 +85,21 @@ class StraightThrough(_BackpropOnGraph):
     def __post_init__(self) -> None:
         check_choice("ramp", self.ramp, ("clipped", "identity"))
         check_pair("width", (self.width, self.width))
+        object.__setattr__(self, "penalties", by_pattern(self.penalties))
 
-    def init(self, problem: Problem) -> StraightThroughState:
-        state = StraightThroughState()
+    def init(self, problem: Problem) -> PenalisedState:
+        state = PenalisedState(penalised=Penalised(self.penalties, problem.graph))
         state.make(problem.graph, "adam", self.learning_rate, self.schedule)
         return state
 
+    def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
+        assert isinstance(state, PenalisedState)  # init made it
+        plain = super().objective(problem, batch, state)
+        return replace(plain, penalty=state.penalised.value())
+
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor:
-        assert isinstance(state, StraightThroughState)  # init made it
+        assert isinstance(state, PenalisedState)  # init made it
+        state.penalised.advance(state.progress)
         graph = problem.graph
         jumping: dict[int, Tensor] = {}
         soft = graph

@@ -14,10 +14,9 @@ from lpom.checks import check_choice, check_number, check_pair
 from lpom.graph import Graph, Node
 from lpom.methods import widths
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.optimizers import OptimizerState
-from lpom.methods.widths import Spreads
-from lpom.objective import Mu, Objective, contraction, edge_norm, evaluate, per_node
-from lpom.penalties import Penalty, by_pattern
+from lpom.methods.optimizers import PenalisedState
+from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per_node
+from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import Settings, chosen, geometric
 from lpom.states import States
 from lpom.weights.adaptive import Factory, Schedule
@@ -160,26 +159,16 @@ class Continuation(Settings):
 
 
 @dataclass
-class LPOMState(OptimizerState):
+class LPOMState(PenalisedState):
     """Optimiser, weights of the gaps by node, norm vectors of the safe step by node and source."""
 
     mu: list[float] = from_settings(list)
     measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
-    penalised: Penalised = field(default_factory=Penalised)
-    spreads: Spreads = field(default_factory=Spreads)
-    steps: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
-        return super().state_dict() | own
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        own = {"penalised": self.penalised, "spreads": self.spreads}
-        super().load_state_dict(saved | own)
-        self.penalised.load_state_dict(saved["penalised"])
-        self.spreads.values = list(saved["spreads"])
+        super().load_state_dict(saved)
         self.mu = self.measured or self.mu
 
 
@@ -225,6 +214,11 @@ class LPOM(Method[LPOMState]):
         kinds = {"straight": Straight, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, kinds))
         put(self, "penalties", by_pattern(self.penalties))
+        if isinstance(self.weights, Exact) and any_lazy(self.penalties):
+            raise ValueError(
+                "a lazy penalty is about the steps of an optimiser, and exact weights have none: "
+                "use weights='adaptive', or lazy=False."
+            )
 
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
@@ -250,7 +244,8 @@ class LPOM(Method[LPOMState]):
                 self.visit(states, node, residual, batch, state, waiting, down=False)
             self.update(states, batch, state)
         state.steps += 1
-        return outputs if states.graph is problem.graph else None
+        graph = problem.graph
+        return outputs if states.graph is graph or states.graph is graph.swept else None
 
     def sweep_down(
         self,
@@ -349,9 +344,10 @@ class LPOM(Method[LPOMState]):
             states.drop_old_gradients()
             if state.weight_decay:
                 state.add_decay()
-            state.optimizer.step()
-            if self.penalties is not None:
-                state.penalised.follow(state.optimizer)
+            if self.penalties is None:
+                state.optimizer.step()
+            else:
+                state.penalised.step(state.optimizer)
         if not states.once:
             states.weights_moved()
 
@@ -467,6 +463,10 @@ class LPOM(Method[LPOMState]):
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
             soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
+        one_mu = once and len(set(state.mu[1:])) == 1
+        if graph.swept is not None and one_mu and not graph.jumps and batch.share is None:
+            mu = state.mu[1:2] * (len(graph.swept) + 1)
+            return States(graph.swept, batch.inputs, mu, once=True)
         states = States(graph, batch.inputs, state.mu, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
             state.spreads.measure(problem.graph, states.Z, batch.share)

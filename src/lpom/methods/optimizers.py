@@ -12,12 +12,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from lpom.graph import Graph
 from lpom.losses import Loss
 from lpom.methods.base import Batch, State
+from lpom.methods.widths import Spreads
 from lpom.weights.adaptive import (
     Factory,
     Schedule,
     check_schedule,
     make_optimizer,
 )
+from lpom.weights.penalised import Penalised
 
 
 @dataclass
@@ -59,6 +61,11 @@ class OptimizerState(State):
         weights = [W for W in weights if W.grad is not None]
         values = [W.detach() for W in weights]
         torch._foreach_add_([W.grad for W in weights], values, alpha=self.weight_decay)
+
+    def move(self) -> None:
+        """Let the optimiser move the weights by their gradients."""
+        assert self.optimizer is not None  # init made it
+        self.optimizer.step()
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:
@@ -106,6 +113,32 @@ class OptimizerState(State):
         )
 
 
+@dataclass
+class PenalisedState(OptimizerState):
+    """A state of methods for networks with jumps and with penalties.
+
+    What acts on the weights beside the loss, and how far pre-activations under jumps are spread.
+    """
+
+    penalised: Penalised = field(default_factory=Penalised)
+    spreads: Spreads = field(default_factory=Spreads)
+    steps: int = 0
+
+    def move(self) -> None:
+        assert self.optimizer is not None  # init made it
+        self.penalised.step(self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
+        return super().state_dict() | own
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        own = {"penalised": self.penalised, "spreads": self.spreads}
+        super().load_state_dict(saved | own)
+        self.penalised.load_state_dict(saved["penalised"])
+        self.spreads.values = list(saved["spreads"])
+
+
 def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) -> Tensor:
     """Give the optimiser the gradient of the mean loss over a batch, by autograd from ``outputs``.
 
@@ -120,7 +153,7 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     outputs.backward(pull)  # type: ignore[no-untyped-call]
     if state.weight_decay:
         state.add_decay()
-    state.optimizer.step()
+    state.move()
     return detached
 
 

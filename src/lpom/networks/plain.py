@@ -27,10 +27,22 @@ def mlp(
     *,
     hidden: Sequence[int] = (300, 100),
     activation: str | Activation | nn.Module = "relu",
+    norm: bool = False,
+    dropout: Sequence[float] = (0.0, 0.0),
 ) -> nn.Module:
-    """Fully connected layers, 300-100 unless `hidden` says otherwise."""
+    """Fully connected layers, 300-100 unless `hidden` says otherwise.
+
+    With `norm` batch norm stands under every activation; `dropout` are shares of the inputs and of
+    the hidden states that are left out.
+    """
+    of_inputs, of_states = dropout
     sizes = [math.prod(input_shape), *hidden, n_outputs]
-    return nn.Sequential(nn.Flatten(), *perceptron(sizes, activations.get(activation), seed=seed))
+    plain = iter(perceptron(sizes, activations.get(activation), seed=seed))
+    modules: list[nn.Module] = [nn.Flatten(), *[nn.Dropout(of_inputs)] * (of_inputs > 0)]
+    for width in hidden:
+        modules += [next(plain), *[nn.BatchNorm1d(width)] * norm, next(plain)]
+        modules += [nn.Dropout(of_states)] * (of_states > 0)
+    return nn.Sequential(*modules, *plain)
 
 
 def lenet5(
@@ -40,31 +52,33 @@ def lenet5(
     *,
     pool: str = "max",
     activation: str | Activation | nn.Module = "relu",
+    channels: Sequence[int] = (6, 16),
+    hidden: Sequence[int] = (120, 84),
+    norm: bool = False,
 ) -> nn.Module:
     """LeNet-5: 5x5 convolutions of 6 and 16 channels, pooled, then layers of 120 and 84.
 
     As in LeCun et al. (1998) but for the full second convolution, the pooling without weights and
-    the output, which is linear. Pictures smaller than 32x32 are padded to that with zeros.
+    the output, which is linear. Pictures smaller than 32x32 are padded to that with zeros. With
+    `norm` batch norm stands under every activation.
     """
     check_choice("pool", pool, tuple(POOLINGS))
-    channels, *sides = input_shape
+    n_inputs, *sides = input_shape
     phi = activations.get(activation)
     layers, scale = Layers(seed), gain(phi)
     left = [((max(side, SIDE) - 4) // 2 - 4) // 2 for side in sides]  # after both poolings
-    return nn.Sequential(
-        layers.convolution(channels, 6, 5, padding=_missing(sides), gain=scale),
-        phi.to_module(),
-        POOLINGS[pool](2),
-        layers.convolution(6, 16, 5, gain=scale),
-        phi.to_module(),
-        POOLINGS[pool](2),
-        nn.Flatten(),
-        layers.linear(16 * math.prod(left), 120, gain=scale),
-        phi.to_module(),
-        layers.linear(120, 84, gain=scale),
-        phi.to_module(),
-        layers.linear(84, n_outputs),
-    )
+    modules: list[nn.Module] = []
+    for padding, width in zip((_missing(sides), (0, 0)), channels, strict=True):
+        modules += [layers.convolution(n_inputs, width, 5, padding=padding, gain=scale)]
+        modules += [*[nn.BatchNorm2d(width)] * norm, phi.to_module(), POOLINGS[pool](2)]
+        n_inputs = width
+    modules += [nn.Flatten()]
+    n_inputs *= math.prod(left)
+    for width in hidden:
+        modules += [layers.linear(n_inputs, width, gain=scale)]
+        modules += [*[nn.BatchNorm1d(width)] * norm, phi.to_module()]
+        n_inputs = width
+    return nn.Sequential(*modules, layers.linear(n_inputs, n_outputs))
 
 
 def vgg5(input_shape: Sequence[int], n_outputs: int, seed: int, *, width: float = 1.0) -> nn.Module:

@@ -154,7 +154,8 @@ def _renumbered(node: Node, numbers: dict[int, int]) -> Node:
 
 def with_batch_norm_over_ranks(graph: Graph, add: Callable[[Tensor], Tensor]) -> Graph:
     """The same graph; batch norm takes the statistics of all ranks' rows."""
-    return replace(graph, nodes=tuple(_over_ranks(node, add) for node in graph), _smoothed={})
+    nodes = tuple(_over_ranks(node, add) for node in graph)
+    return replace(graph, nodes=nodes, swept=None, _smoothed={})
 
 
 def _over_ranks(node: Node, add: Callable[[Tensor], Tensor]) -> Node:

@@ -132,6 +132,10 @@ class Features:
         return len(self.input_names)
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.n_inputs,)
+
+    @property
     def inputs_of(self) -> dict[str, list[int]]:
         """Which inputs of the network each column in use makes."""
         place = {name: k for k, name in enumerate(self.input_names)}

@@ -99,7 +99,7 @@ class ColumnPlan:
             if warn:
                 strange += _strange_categories(column, frame[column.name])
         if strange:
-            warnings.warn(f"unlike in training: {'; '.join(strange)}.", stacklevel=3)
+            warnings.warn(f"unlike in training: {'; '.join(strange)}.", stacklevel=5)  # at predict
         return pd.DataFrame(made, index=frame.index)
 
     def rows(self) -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
-from lpom.objective import total
+from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
 from lpom.training.callbacks import Callback, EarlyStopping, Watch

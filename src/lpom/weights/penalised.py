@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, final
@@ -26,7 +26,8 @@ class Term:
     """A penalty, the weights it acts on by name, and its strength now.
 
     With a target, ``free`` are the parts of each weight that the penalty passes over; once
-    ``settled`` the others are gone for good.
+    ``settled`` the others are gone for good. ``behind`` are the weights that an optimiser moves
+    where the penalty is lazy, until it is settled.
     """
 
     penalty: Penalty
@@ -34,6 +35,7 @@ class Term:
     strength: float
     free: dict[str, Tensor] = field(default_factory=dict)
     settled: bool = False
+    behind: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def target(self) -> Sparse | None:
@@ -58,8 +60,9 @@ class Term:
     def prox(self, name: str, W: Tensor, step: Step) -> Tensor:
         sparse = self.target
         if sparse is None or name not in self.free:
-            return self.penalty.prox(W, step * self.strength)
-        if self.settled:
+            unbound = math.isinf(self.strength)  # whatever the step, which may be zero
+            return self.penalty.prox(W, math.inf if unbound else step * self.strength)
+        if self.settled or sparse.lazy:
             return sparse.restrict(W, self.free[name])
         return sparse.prox_but(W, step * self.strength, self.free[name])
 
@@ -77,13 +80,26 @@ class Term:
                 self.free = self._largest(sparse, geometric((1.0, sparse.keep or 1.0), growth))
             if self.settled:
                 for name, W in self.weights.items():
-                    W.copy_(sparse.restrict(W, self.free[name]))
+                    W.copy_(sparse.restrict(self.behind.pop(name, W), self.free[name]))
+
+    def precede(self, name: str, W: Tensor) -> None:
+        """Before an optimiser's step: the weights that it is to move."""
+        if name in self.behind:
+            W.copy_(self.behind[name])
+
+    def follow(self, name: str, W: Tensor, step: Callable[[], Step]) -> None:
+        """After it: the weights that the network is to have, ``step`` being that of each."""
+        if self.penalty.lazy and not self.settled:
+            self.behind[name] = W.clone()
+        projects = self.settled or self.penalty.lazy
+        W.copy_(self.prox(name, W, math.inf if projects else self.penalty.every * step()))
 
     def _largest(self, sparse: Sparse, share: float) -> dict[str, Tensor]:
         """This share of the parts of all weights together."""
-        sizes = {name: sparse.sizes(W) for name, W in self.weights.items()}
+        sizes = {name: sparse.sizes(self.behind.get(name, W)) for name, W in self.weights.items()}
         together = torch.cat([size.flatten() for size in sizes.values()])
-        least = together.topk(max(1, round(share * len(together)))).values[-1]
+        kept = max(1, round(share * len(together)))
+        least = together.kthvalue(len(together) - kept + 1).values  # ten times as fast as topk
         return {name: size >= least for name, size in sizes.items()}
 
 
@@ -154,7 +170,8 @@ class Penalised:
     def advance(self, progress: float) -> None:
         """Before a step: strengths for this share of the run."""
         for term in self.terms:
-            term.advance(progress, look=self._steps % LOOK_EVERY == 0)
+            every = max(LOOK_EVERY, term.penalty.every)
+            term.advance(progress, look=self._steps % every == 0)
         self._steps += 1
 
     def at_end(self) -> None:
@@ -166,15 +183,17 @@ class Penalised:
                 term.free = {name: term.target.sizes(W) > 0 for name, W in term.weights.items()}
 
     @torch.no_grad()
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """The proximal steps after one of an optimiser, with its own step for each weight."""
-        if not self.terms:
-            return
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One of an optimiser, then the proximal ones, with its own step for each weight."""
         steps = step_sizes(optimizer)
-        for W, (term, name) in self._of.items():
+        moving = {W: of for W, of in self._of.items() if W.grad is not None and W in steps}
+        for W, (term, name) in moving.items():
+            term.precede(name, W)
+        optimizer.step()
+        for W, (term, name) in moving.items():
             every = term.penalty.every
-            if W.grad is not None and W in steps and self._steps % every == 0:
-                W.copy_(term.prox(name, W.detach(), every * steps[W]()))
+            if self._steps % every == 0:
+                term.follow(name, W.detach(), steps[W])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -183,6 +202,7 @@ class Penalised:
             "weights": [list(term.weights) for term in self.terms],
             "free": [dict(term.free) for term in self.terms],
             "settled": [term.settled for term in self.terms],
+            "behind": [dict(term.behind) for term in self.terms],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -194,6 +214,8 @@ class Penalised:
         self.multipliers = {
             name: U.to(weights[name]) for name, U in saved["multipliers"].items() if name in weights
         }
-        for term, free, settled in zip(self.terms, saved["free"], saved["settled"], strict=True):
+        parts = zip(self.terms, saved["free"], saved["settled"], saved["behind"], strict=True)
+        for term, free, settled, behind in parts:
             term.free = {name: mask.to(weights[name].device) for name, mask in free.items()}
             term.settled = settled
+            term.behind = {name: W.to(weights[name]) for name, W in behind.items()}

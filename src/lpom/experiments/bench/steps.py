@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from lpom import losses, methods, networks
 from lpom.experiments.bench.contest import Row, contest, counted
+from lpom.experiments.lifted import LiftedLoop
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.methods.lpom import Exact, Sweeps
@@ -27,6 +28,7 @@ CONTESTANTS: dict[str, Method[Any] | str] = {
     "lpom": "lpom",
     "lpom, 3 sweeps": LPOM(states=Sweeps(most=3)),
     "lpom, exact": LPOM(weights=Exact()),
+    "lift": LiftedLoop(),
 }
 COMPILED = ", compiled"  # after a method's name: its forward pass goes through torch.compile
 

@@ -24,6 +24,7 @@ from lpom.activations.base import apply
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import UntrainableError
 from lpom.graph.operations import AFFINE, CONSTANTS, SHAPES, call_name
+from lpom.graph.scans import Call, Scan, called
 from lpom.graph.written import written_function
 
 #: Every function and method of torch that is an activation, or looks like one, by its name.
@@ -205,6 +206,9 @@ class _Lifting(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is apply:
             return self._answer(args[1], args[0])
+        scanned = None if named else called(func, args)
+        if scanned is not None:
+            return self._scan(scanned)
         written = written_function(func, args, named)
         if written is not None:
             with self:
@@ -242,6 +246,16 @@ class _Lifting(TorchFunctionMode):
             self.lifted[activation.name] = self.lifted.get(activation.name, 0) + 1
         answered = _Answer.apply(z, activation, self.strength, self.width)  # type: ignore[no-untyped-call]
         return answered  # type: ignore[no-any-return]
+
+    def _scan(self, call: Call) -> tuple[Tensor, ...]:
+        for name, count in call.scan.cell.calls.items():
+            self.lifted[name] = self.lifted.get(name, 0) + count * call.n_steps
+        x = call.x.transpose(0, 1) if call.batch_first else call.x
+        n_start = len(call.start)
+        outputs, *ends = _Scanned.apply(  # type: ignore[no-untyped-call]
+            call.scan, self.strength, n_start, x, *call.start, *call.weights
+        )
+        return outputs.transpose(0, 1) if call.batch_first else outputs, *ends
 
 
 _UNKNOWN = "lpom knows it neither as affine nor as an activation."
@@ -284,17 +298,57 @@ class _Answer(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, activation: Activation, strength: float, width: float
     ) -> Tensor:
-        ctx.save_for_backward(z)
+        x = activation.phi(z)
+        half = z.dtype in (torch.float16, torch.bfloat16)
+        # others know the difference without its terms, or can't take this one
+        known = not (half or activation.jumps) and activation.subtracts
+        ctx.save_for_backward(z, x if known else None)
         ctx.activation, ctx.strength, ctx.width = activation, strength, width
-        return activation.phi(z)
+        return x
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        (z,) = ctx.saved_tensors
+        z, x = ctx.saved_tensors
         wide = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
         soft = ctx.activation.smoothed(ctx.width)
-        answer = soft.response(wide, g.to(wide.dtype) / ctx.strength) * ctx.strength
+        pull = g.to(wide.dtype) / ctx.strength
+        answer = soft.response(wide, pull, out=pull, said=x).mul_(ctx.strength)
         return answer.to(z.dtype), None, None, None
+
+
+class _Scanned(torch.autograd.Function):
+    """Recurrent layers over all steps, each of their activations answering as in `_Answer`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, scan: Scan, strength: float, n_start: int, x: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        outputs, ends, ctx.memory = scan.forward(x, tensors[:n_start], tensors[n_start:])
+        ctx.scan, ctx.strength, ctx.n_start = scan, strength, n_start
+        ctx.save_for_backward(x, *tensors)
+        ctx.set_materialize_grads(False)
+        return outputs, *ends
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        scan, strength, (x, *tensors) = ctx.scan, ctx.strength, ctx.saved_tensors
+        start, weights = tensors[: ctx.n_start], tensors[ctx.n_start :]
+        memory, ctx.memory = ctx.memory, None
+        if memory is None:  # carried back once more: what was known is written over
+            memory = scan.forward(x, start, weights)[2]
+        pull, *ends = (None if g is None else g / strength for g in gradients)
+        if pull is None:
+            pull = memory.outputs.new_zeros(memory.outputs.shape)
+        below, starts = scan.backward(memory, pull, ends, weights, down=ctx.needs_input_grad[3])
+        found: list[Tensor | None] = [None] * len(weights)
+        wanted = ctx.needs_input_grad[4 + ctx.n_start :]
+        for k, R, X in scan.products(memory):
+            if wanted[k]:
+                R = R.reshape(-1, R.shape[-1])
+                part = R.sum(0) if X is None else R.T @ X.reshape(-1, X.shape[-1])
+                found[k] = part if found[k] is None else found[k] + part
+        answers = (below, *starts, *found)
+        return None, None, None, *(None if a is None else a * strength for a in answers)
 
 
 def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 import lpom
 from lpom import losses
 from lpom.graph import trace
-from lpom.objective import Objective, evaluate, kkt_residuals, per_node, rho, spectral_rates
+from lpom.objectives import Objective, evaluate, kkt_residuals, per_node, rho, spectral_rates
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 
 import lpom
 from lpom.activations import Elementwise, Sign
-from lpom.compact import compact, size
+from lpom.compacting import compact, size
 
 
 def drawn(*shape):

@@ -1,0 +1,209 @@
+"""What LPOM is for beside smooth networks: jumps, few bits and few weights, against the rivals.
+
+Two tables as data, one network a row and one way to train it a column. Settings were chosen on
+held-out training data (docs/discrete.md); a row has the same network, epochs, batches, loss and
+penalties in every column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lpom.experiments.paper import with_rate
+from lpom.experiments.records import Trial
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network, and what it is to reach.
+
+    Attributes
+    ----------
+    name : for ``--rows``
+    trial : of seed 0, method and its settings aside
+    rates : learning rate of each column; a row has only these columns
+    width : of the ramps that stand in for jumps, in spreads, for LPOM and straight-through
+    params : settings of the method in every column, e.g. penalties
+    least : accuracy that LPOM is to reach, in per cent
+    margin : how far, in points, LPOM may be below the best rival; None where there is no rival
+    published : what others have reported
+    """
+
+    name: str
+    title: str
+    trial: Trial
+    rates: Mapping[str, float]
+    width: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    least: float | None = None
+    margin: float | None = None
+    published: str = ""
+
+    def trials(self, column: str, seeds: tuple[int, ...], epochs: int | None) -> Iterator[Trial]:
+        """The runs of a column, each its own seed."""
+        params = dict(self.params) | with_rate(column, self.rates[column])
+        if self.width is not None:
+            params |= _WIDTHS[column](self.width)
+        for seed in seeds:
+            yield replace(
+                self.trial,
+                method=column,
+                params=params,
+                seed=seed,
+                epochs=epochs or self.trial.epochs,
+            )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows, and the titles of the columns by the name of their method, LPOM's first."""
+
+    name: str
+    title: str
+    columns: Mapping[str, str]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+_WIDTHS: dict[str, Callable[[float], dict[str, Any]]] = {
+    "lpom": lambda width: {"jumps": {"straight": {"width": width}}},
+    "straight-through": lambda width: {"width": width},
+    "ramps": lambda width: {},
+}
+
+
+def _mnist(epochs: int, network: str = "mlp", **options: Any) -> Trial:
+    return Trial(
+        "mnist", (), "lpom", network=network, options=options, loss="cross-entropy", epochs=epochs
+    )
+
+
+_BOTH = {"lpom": 2e-3, "straight-through": 2e-3}
+_JUMPING = {
+    "lpom": "LPOM",
+    "straight-through": "straight-through",
+    "ramps": "back-propagation on narrowing ramps",
+}
+_COMPRESSED = {"lpom": "LPOM", "straight-through": "back-propagation, the same penalties"}
+
+DISCRETE = Table(
+    name="discrete",
+    title="Networks of steps, signs and staircases",
+    columns=_JUMPING,
+    rows=(
+        *(
+            Row(
+                f"{activation}-{epochs}",
+                f"{activation}, MNIST, 300-100, {epochs} epochs",
+                _mnist(epochs, hidden=[300, 100], activation=activation, norm=True),
+                dict.fromkeys(_JUMPING, rate),
+                width=width,
+                least=least,
+                margin=0.1,
+            )
+            for epochs, least in ((5, 97.6), (20, 98.0))
+            for activation, rate, width in (
+                ("step", 4e-3, 2.0),
+                ("sign", 4e-3, 2.0),
+                ("staircase", 2e-3, 1.0),
+            )
+        ),
+        Row(
+            "deep-sign",
+            "sign, MNIST, 8 layers of 128, 10 epochs",
+            _mnist(10, hidden=[128] * 8, activation="sign", norm=True),
+            _BOTH,
+            width=2.0,
+            least=96.0,
+            margin=0.0,
+        ),
+        Row(
+            "step-lenet5",
+            "step LeNet-5, MNIST, 10 epochs",
+            _mnist(10, "lenet5", activation="step", norm=True),
+            _BOTH,
+            width=2.0,
+            least=98.5,
+            margin=0.1,
+        ),
+        Row(
+            "sign-cnn",
+            "sign CNN (5x5 of 32 and 64, 1024), CIFAR-10, 20 epochs",
+            replace(
+                _mnist(
+                    20, "lenet5", activation="sign", norm=True, channels=[32, 64], hidden=[1024]
+                ),
+                dataset="cifar-10",
+            ),
+            _BOTH,
+            width=2.0,
+            margin=0.3,
+        ),
+    ),
+)
+
+COMPRESSION = Table(
+    name="compression",
+    title="Networks of few bits, few weights and low rank",
+    columns=_COMPRESSED,
+    rows=(
+        Row(
+            "sparse-4",
+            "4 % of the weights, ReLU, MNIST, 300-100",
+            _mnist(25, hidden=[300, 100], activation="relu"),
+            dict.fromkeys(_BOTH, 4e-3),
+            params={"penalties": {"l1": {"keep": 0.04, "lazy": True}}},
+            least=98.3,
+            published="98.4 % with 8 % (pruned and trained in rounds)",
+        ),
+        Row(
+            "sparse-2",
+            "1.8 % of the weights, ReLU, MNIST, 300-100",
+            _mnist(25, hidden=[300, 100], activation="relu"),
+            dict.fromkeys(_BOTH, 4e-3),
+            params={"penalties": {"l1": {"keep": 0.018, "lazy": True}}},
+            least=98.0,
+            published="98.0 % with 1.8 % (in rounds)",
+        ),
+        Row(
+            "low-rank",
+            "low rank, ReLU, MNIST, 784-500x3-10",
+            _mnist(15, hidden=[500] * 3, activation="relu"),
+            _BOTH,
+            params={"penalties": {"nuclearnorm": {"keep": 0.05, "every": 100}}},
+            least=98.0,
+        ),
+        Row(
+            "one-bit",
+            "1-bit weights and activations, MNIST, 784-256x3-10, 100 epochs",
+            _mnist(100, hidden=[256] * 3, activation="sign", norm=True),
+            _BOTH,
+            width=2.0,
+            params={"penalties": {"binary": {"lazy": True}}},
+            least=97.8,
+            published="97.81 % after 1000 epochs (straight-through)",
+        ),
+        Row(
+            "binary-weights",
+            "1-bit weights, ReLU, MNIST, 784-2048x3-10, 20 epochs",
+            _mnist(20, hidden=[2048] * 3, activation="relu", norm=True),
+            _BOTH,
+            params={"penalties": {"binary": {"lazy": True}}},
+            least=98.4,
+            published="98.31 % (BayesBiNN)",
+        ),
+        Row(
+            "sparse-lenet5",
+            "2 % of the weights, LeNet-5 (20-50-500), MNIST",
+            _mnist(20, "lenet5", channels=[20, 50], hidden=[500]),
+            _BOTH,
+            params={"penalties": {"l1": {"keep": 0.02, "lazy": True}}},
+            least=99.1,
+            published="99.2 % with 1.4 % (in rounds)",
+        ),
+    ),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in (DISCRETE, COMPRESSION)}
