@@ -54,12 +54,10 @@ class Adam(torch.optim.Adam):
         )
 
     def _begun(self, weight: nn.Parameter) -> dict[str, Tensor]:
-        memory = {
-            "step": torch.zeros((), device=weight.device),
-            "exp_avg": torch.zeros_like(weight),
-            "exp_avg_sq": torch.zeros_like(weight),
-        }
-        self.state[weight] = memory
+        memory: dict[str, Tensor] = self.state[weight]  # which others may hold already
+        memory["step"] = torch.zeros((), device=weight.device)
+        memory["exp_avg"] = torch.zeros_like(weight)
+        memory["exp_avg_sq"] = torch.zeros_like(weight)
         return memory
 
 
