@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -265,7 +266,14 @@ def _show(part: str, rows: list[Row], path: Path | None, **settings: Any) -> Non
         last = row.case
     Console(highlight=False).print(table)
     if path is not None:
-        path.write_text(json.dumps(about, indent=1) + "\n")
+        path.write_text(json.dumps({"command": _command()} | about, indent=1) + "\n")
+
+
+def _command() -> str:
+    """What was typed, without where it is written down."""
+    given = sys.argv[1:]
+    place = given.index("--json") if "--json" in given else len(given)
+    return shlex.join(["lpom", *given[:place], *given[place + 2 :]])
 
 
 def _short(amount: float) -> str:

@@ -516,7 +516,8 @@ class LPOM(Method[LPOMState]):
         """The states of a batch after the sweeps, the weights untouched; and their graph."""
         graph = self.as_measured(problem, batch, state)
         states = States(graph, batch.inputs, state.mu)
-        state = replace(state, vectors=dict(state.vectors))
+        if self.states.safe:  # whose vectors stay as they are
+            state = replace(state, vectors=dict(state.vectors))
         if self.states.order != "interleaved":
             self._settle(states, problem, batch, state)
             return states, graph

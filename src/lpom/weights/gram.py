@@ -176,15 +176,30 @@ def inverse(matrix: Tensor, ridge: Tensor | float) -> tuple[Callable[[Tensor], T
     scale = matrix.diagonal().max()
     sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
     if bool(sound | ~scale.isfinite()):  # NaN and infinity pass through
-        return partial(_by_factor, factor), False
+        return _ByFactor(factor), False
     values, vectors = torch.linalg.eigh(matrix)
     kept = values + ridge > 50 * math.sqrt(len(matrix)) * eps * values.max()
     reciprocals = torch.where(kept, 1 / (values + ridge), 0)
     return partial(_by_eigenvectors, vectors, reciprocals), not bool(kept.all())
 
 
-def _by_factor(factor: Tensor, R: Tensor) -> Tensor:  # by name, so that it can be pickled
-    return torch.cholesky_solve(R, factor)
+class _ByFactor:
+    """By Cholesky's factor; by the inverse where there are as many columns as it has rows.
+
+    A product takes a fifth of the time of two triangular solves, and the iterations of Algorithm 2
+    make one each.
+    """
+
+    def __init__(self, factor: Tensor) -> None:
+        self.factor = factor
+        self._inverse: Tensor | None = None
+
+    def __call__(self, R: Tensor) -> Tensor:
+        if R.shape[1] < len(self.factor):
+            return torch.cholesky_solve(R, self.factor)
+        if self._inverse is None:
+            self._inverse = torch.cholesky_inverse(self.factor)
+        return self._inverse @ R
 
 
 def _by_eigenvectors(vectors: Tensor, reciprocals: Tensor, R: Tensor) -> Tensor:

@@ -44,10 +44,11 @@ def exact(
     model = mlp((inputs, outputs), "relu", "relu", bias=False, seed=0)
     graph = trace(model, X)
     (block,) = blocks(graph)
-    use = Use(graph[1], (X,), goal)
     layer = model[0]
     assert isinstance(layer, nn.Linear)
     W = layer.weight.detach().clone()
+    # of the feed-forward pass, with which a step begins
+    use = Use(graph[1], (X,), goal, known=X @ W.T)
     turns = {
         "literal": lambda: literal(W, X, goal, iterations),
         "lpom": lambda: exact_step(block, [use], iterations=iterations),
@@ -79,8 +80,8 @@ class Plan:
 
 #: What was best for each on held-out rows, by the seconds to 98 % (docs/performance.md).
 PLANS: dict[str, Plan] = {
-    "adam": Plan(methods.Adam(learning_rate=4e-3), 100, 4),
-    "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=4e-3)), 100, 4),
+    "adam": Plan(methods.Adam(learning_rate=6e-3), 200, 3),
+    "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=6e-3)), 200, 3),
     "lpom, muon": Plan(LPOM(weights=Adaptive("muon", learning_rate=4e-3)), 500, 4),
     "lpom, exact": Plan(LPOM(weights=Exact(ridge=(1.0, 100.0))), 100, 4),
     "sgd": Plan(methods.SGD(learning_rate=0.3), 100, 6),
@@ -141,7 +142,7 @@ def _curve(
 
 
 def _sklearn(
-    train: Arrays, checked: Arrays, sizes: Sequence[int], seed: int, epochs: int = 12
+    train: Arrays, checked: Arrays, sizes: Sequence[int], seed: int, epochs: int = 8
 ) -> list[tuple[float, float]]:
     """scikit-learn's MLP, whose rate is constant, with the batches and rate of its defaults."""
     from sklearn.neural_network import MLPClassifier
