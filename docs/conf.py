@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+from contextlib import suppress
+from typing import Any
 
 from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
@@ -28,6 +30,12 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 numpydoc_show_class_members = False
 numpydoc_class_members_toctree = False
+
+html_math_renderer = "mathjax"  # which the browser fetches
+with suppress(ImportError):
+    import latex2mathml.converter
+
+    html_math_renderer = "mathml"
 
 html_theme = "furo"
 html_title = f"lpom {version}"
@@ -83,7 +91,17 @@ def fenced(language: str, text: str) -> str:
     return f"```{language}\n{text}\n```"
 
 
+def formula(translator: Any, node: nodes.Element) -> None:
+    """TeX as MathML, which browsers draw by themselves: the pages fetch nothing."""
+    block = isinstance(node, nodes.math_block)
+    made = latex2mathml.converter.convert(node.astext(), display="block" if block else "inline")
+    translator.body.append(f'<div class="math">{made}</div>' if block else made)
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
+    if html_math_renderer == "mathml":
+        app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("env-check-consistency", missing_names)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(Notebook)

@@ -384,6 +384,9 @@ def test_numbers_are_predicted_with_the_digits_that_they_have(tmp_path):
     said = call("predict", "run", "new.csv").splitlines()[1:]
     assert all(len(text.strip("-").replace(".", "")) <= 9 for text in said)
     np.testing.assert_allclose(np.array(said, float), lpom.load("run").predict(frame), rtol=1e-7)
+    with pytest.warns(UserWarning, match="unlike in training: column 'bmi' has no value") as warned:
+        lpom.load("run").predict(frame.assign(bmi="?"))
+    assert warned[0].filename == __file__  # where it can be mended
 
 
 def test_standard_input_and_output():

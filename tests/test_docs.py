@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +166,41 @@ def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     local = [link for link in links if not link.startswith("https://")]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def test_pictures_are_those_that_the_script_draws(tmp_path, monkeypatch):
+    """Each is on a page, and what its script draws today, as far as its words tell."""
+    found = importlib.util.spec_from_file_location("draw", ROOT / "docs" / "draw.py")
+    draw = importlib.util.module_from_spec(found)
+    found.loader.exec_module(draw)
+    monkeypatch.setattr(draw, "PICTURES", tmp_path)
+    for drawn in (draw.overview, draw.gap, draw.answer):
+        drawn()
+    kept = {path.name for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    pages = "".join(page.read_text() for page in PAGES)
+    assert all(f"pictures/{name})" in pages for name in kept)
+    for name in kept:
+        assert words(tmp_path / name) == words(ROOT / "docs" / "pictures" / name)
+
+
+def words(picture):
+    """The texts of an SVG, which its comments have."""
+    return re.findall(r"<!-- (.*?) -->", picture.read_text())
+
+
+def test_the_table_of_the_readme_is_that_of_the_stored_results():
+    text = README.read_text()
+    rows = {
+        "lenet5-mnist": "LeNet-5",
+        "resnet8-cifar": "ResNet-8",
+        "residual20-cifar": "20 residual",
+        "transformer-mnist": "transformer",
+        "rnn-mnist": "tanh RNN",
+    }
+    for folder, name in rows.items():
+        lines = (ROOT / "experiments" / "networks" / folder / "results.jsonl").read_text()
+        records = [json.loads(line) for line in lines.splitlines()]
+        scores = [100 * r["score"] for r in records if r["method"] == "lpom"]
+        mean, spread = statistics.fmean(scores), statistics.stdev(scores)
+        assert re.search(rf"^\| {name}.*\| {mean:.2f} ± {spread:.2f} % \|", text, re.M)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import warnings
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +35,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import balanced_accuracy_score, log_loss
 from sklearn.model_selection import (
     GridSearchCV,
-    KFold,
+    RepeatedKFold,
     StratifiedKFold,
     cross_val_score,
     cross_validate,
@@ -115,7 +114,7 @@ def offers() -> tuple[pd.DataFrame, np.ndarray]:
     return frame, (rent / frame["area"] > usual).to_numpy().astype(int)
 
 
-TABLES = {
+OF_CLASSES = {
     "iris": lambda: load_iris(return_X_y=True),
     "wine": lambda: load_wine(return_X_y=True),
     "breast cancer": lambda: load_breast_cancer(return_X_y=True),
@@ -124,6 +123,8 @@ TABLES = {
     "two": lambda: make_classification(1000, 20, n_informative=8, flip_y=0.05, random_state=0),
     "four": lambda: make_classification(800, 12, n_informative=6, n_classes=4, random_state=1),
     "offers": offers,
+}
+OF_NUMBERS = {
     "diabetes": lambda: load_diabetes(return_X_y=True),
     "friedman1": lambda: make_friedman1(600, noise=1.0, random_state=0),
     "friedman2": lambda: make_friedman2(500, noise=50.0, random_state=0),
@@ -132,46 +133,69 @@ TABLES = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
-@pytest.mark.parametrize("early_stopping", [False, True])
-def test_no_table_is_learned_worse_than_by_scikit_learns_own(early_stopping):
-    """Five folds each: 0.5 points or 0.02 R2 at most, and 5 % of log loss on average.
-
-    Theirs gets numbers to predict in a unit that suits it, which ours sees to by itself.
-
-    ``pytest -m slow -n 0 -s -k no_table_is_learned_worse`` prints the figures.
-    """
-    rows = []
-    for name, make in TABLES.items():
+def beside_theirs(tables, folds, ours, theirs, scoring) -> pd.DataFrame:
+    """Mean scores over the folds of each table: of our estimator, and of scikit-learn's."""
+    rows = {}
+    for name, make in tables.items():
         X, y = make()
-        classes = y.dtype.kind == "i"
-        folds = (StratifiedKFold if classes else KFold)(5, shuffle=True, random_state=0)
-        kinds = (MLPClassifier, BackpropClassifier) if classes else (MLPRegressor, Backprop)
         scale = StandardScaler()
         if isinstance(X, pd.DataFrame):
             words = make_column_selector(dtype_exclude="number")
             scale = make_column_transformer((OneHotEncoder(), words), remainder=scale)
-        scoring = {"score": "accuracy", "log loss": "neg_log_loss"} if classes else {"score": "r2"}
-        models = [kind(early_stopping=early_stopping, random_state=0) for kind in kinds]
-        if not classes:
-            models[1] = TransformedTargetRegressor(models[1], transformer=StandardScaler())
-        ours, theirs = (
+        found = [
             cross_validate(make_pipeline(scale, model), X, y, cv=folds, scoring=scoring)
-            for model in models
-        )
-        row: dict[str, Any] = {"table": name, "allowed": 0.005 if classes else 0.02}
-        row |= {"lpom": ours["test_score"].mean(), "scikit-learn": theirs["test_score"].mean()}
-        if classes:
-            row["log loss, ratio"] = ours["test_log loss"].mean() / theirs["test_log loss"].mean()
-        rows.append(row)
-    table = pd.DataFrame(rows).set_index("table")
-    print(
-        f"\n{early_stopping=}, mean ratio {table['log loss, ratio'].mean():.3f}\n{table.round(4)}"
+            for model in (ours, theirs)
+        ]
+        rows[name] = {
+            f"{who}, {what}": scores[f"test_{what}"].mean()
+            for what in scoring
+            for who, scores in zip(("lpom", "scikit-learn"), found, strict=True)
+        }
+    table = pd.DataFrame(rows).T
+    print(f"\n{ours}\n{table.round(4)}")  # seen with pytest -s
+    return table
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_no_classes_are_learned_worse_than_by_scikit_learns_own(early_stopping):
+    """Five folds each: 0.5 points at most, and 5 % of log loss on average."""
+    settings = dict(early_stopping=early_stopping, random_state=0)
+    table = beside_theirs(
+        OF_CLASSES,
+        StratifiedKFold(5, shuffle=True, random_state=0),
+        MLPClassifier(**settings),
+        BackpropClassifier(**settings),
+        ["accuracy", "neg_log_loss"],
     )
-    short = table[table["lpom"] < table["scikit-learn"] - table["allowed"]]
-    assert short.empty, short
-    assert table["log loss, ratio"].mean() <= 1.05
+    below = table["scikit-learn, accuracy"] - table["lpom, accuracy"]
+    ratios = table["lpom, neg_log_loss"] / table["scikit-learn, neg_log_loss"]
+    print(f"worst {below.max():+.4f} below, log loss {ratios.mean():.3f} times theirs\n{ratios}")
+    assert below.max() <= 0.005
+    assert ratios.mean() <= 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Stochastic Optimizer")
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_no_numbers_are_learned_worse_than_by_scikit_learns_own(early_stopping):
+    """Five folds each: 0.02 R2 at most.
+
+    Theirs gets the target in a unit that suits it, which ours sees to by itself. The folds are
+    those of three shufflings: R2 on the 88 rows of one fold swings by more than is allowed.
+    """
+    settings = dict(early_stopping=early_stopping, random_state=0)
+    table = beside_theirs(
+        OF_NUMBERS,
+        RepeatedKFold(n_splits=5, n_repeats=3, random_state=0),
+        MLPRegressor(**settings),
+        TransformedTargetRegressor(Backprop(**settings), transformer=StandardScaler()),
+        ["r2"],
+    )
+    below = table["scikit-learn, r2"] - table["lpom, r2"]
+    print(f"worst {below.max():+.4f} below")
+    assert below.max() <= 0.02
 
 
 def test_several_outputs_are_learned(numbers):

@@ -223,6 +223,8 @@ def test_methods_are_their_settings():
         mu=5.0, weights=Adaptive(learning_rate=0.1)
     )
     assert LPOM(weights="exact").with_params(weights__ridge=3.0).weights == Exact(ridge=3.0)
+    both = {"weights__ridge": 3.0, "weights": "exact"}  # in either order
+    assert LPOM().with_params(**both) == LPOM(weights=Exact(ridge=3.0))
     assert LPOM().get_params()["states__order"] == "interleaved"
     with pytest.raises(ValueError, match="LPOM has no setting 'weights__ridge'|no setting 'ridge'"):
         LPOM().with_params(weights__ridge=1.0)

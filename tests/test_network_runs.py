@@ -216,7 +216,7 @@ def _environment():
     }
 
 
-def _start(*arguments, script="from lpom_shell import main; main()"):
+def _start(*arguments, script="from lpom.shell import main; main()"):
     return subprocess.Popen(
         [sys.executable, "-c", script, *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -238,7 +238,7 @@ def slowly(*given):
     time.sleep(0.02)
     return step(*given)
 LPOM.step = slowly
-from lpom_shell import main
+from lpom.shell import main
 main()
 """
 
@@ -309,7 +309,7 @@ def test_a_stopped_network_with_augmentation_goes_on_to_the_same_model():
 
 
 def test_ctrl_c_while_starting_is_one_line():
-    script = "print('here', flush=True); from lpom_shell import main; main()"
+    script = "print('here', flush=True); from lpom.shell import main; main()"
     with _start("train", "digits", script=script) as process:
         process.stdout.readline()
         time.sleep(0.3)  # torch takes longer to load

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import lpom
 from lpom.exceptions import LPOMError
+from lpom.shell import loaded
 
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, LPOMError)
 
@@ -83,7 +84,9 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         assert name is not None  # an unknown one has been refused
-        return name, _loaded(name), rest
+        command = _loaded(name)
+        loaded()
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         with warnings.catch_warnings():

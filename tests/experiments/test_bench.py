@@ -71,6 +71,15 @@ def test_a_method_beside_itself_costs_the_same_memory():
     assert all(row.amount > 0 and row.unit == "MiB" for row in rows)
 
 
+def test_networks_that_look_up_characters_predict_at_every_step():
+    net = steps.Net.known("char-transformer", (6,), {"width": 8, "blocks": 1, "heads": 2})
+    for method in ("adam", "lpom", "lift"):
+        runner = steps.Runner(method, net, 4)
+        assert runner.batch.inputs.unique().numel() > 1 and runner.batch.target.shape == (4, 6, 10)
+        runner.step()
+        assert all(p.grad is not None for p in runner.problem.graph.parameters)
+
+
 def test_contestants_take_turns_and_each_ratio_is_of_one_round(monkeypatch):
     """A machine that is twice as slow in every other round changes times, not ratios."""
     now, log = [0.0], []

@@ -19,7 +19,7 @@ from lpom.experiments import compare as module
 from lpom.experiments.compare import Comparison, as_dataset, compare
 from lpom.experiments.plots import COLORS, spread
 from lpom.experiments.records import Store
-from lpom.experiments.table import Summary
+from lpom.experiments.table import Summary, _ratio
 from lpom.methods import Adam
 from lpom.preparation import prepare
 
@@ -56,6 +56,13 @@ def test_the_table_has_means_and_spreads_of_the_records(tmp_path, blobs):
     assert order == sorted(order, reverse=True)
     assert (tmp_path / "table.md").read_text().startswith("# blobs\n\nNetwork 5-8-3, relu")
     assert str(text) in (tmp_path / "table.md").read_text()
+    assert not (tmp_path / "unfinished").exists()
+
+
+def test_large_ratios_are_written_out():
+    assert [_ratio(x, 2.0) for x in (1.0, 2.0, 19.0, 260.4, 6000.0)] == [
+        *("0.5×", "1×", "9.5×", "130×", "3,000×")
+    ]
 
 
 def test_the_pictures_show_a_line_of_each_method(tmp_path, blobs):

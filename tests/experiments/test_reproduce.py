@@ -214,7 +214,7 @@ def test_what_was_tried_is_listed_best_first_and_never_on_the_test_set(tiny, tmp
     (exact, other), final = kept[2:4], kept[0]
     held = [{**exact, "part": "validation"}, {**other, "part": "validation"}]
     held += [{**held[0], "epochs": 9, "score": 0.75}, {**held[0], "experiment": "large"}]
-    failed = {**held[0], "epochs": 7}
+    failed = {**held[0], "epochs": 7, "reason": "it diverged"}
     del failed["score"]
     path = tmp_path / "tried.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in [*held, failed]))

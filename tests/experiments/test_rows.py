@@ -90,6 +90,15 @@ def test_what_was_not_run_is_said(tiny, tmp_path):
     assert "- few, 12: not run; `lpom reproduce tiny --rows few`." in text
 
 
+def test_a_shorter_run_of_another_row_is_not_taken_for_this_one(tiny, tmp_path, monkeypatch):
+    steps = tiny.rows[0]
+    longer = replace(steps, name="longer", title="longer, 12", trial=replace(steps.trial, epochs=4))
+    monkeypatch.setitem(TABLES, "tiny", replace(tiny, rows=(steps, longer)))
+    reproduce_rows("tiny", folder=tmp_path, seeds=(0,), rows=["steps"])
+    text = rows_section(TABLES["tiny"], tmp_path)
+    assert "yes;" in _row(text, "| steps, 12 |") and "not run" in _row(text, "| longer, 12 |")
+
+
 def _row(text, begin):
     return next(line for line in text.splitlines() if line.startswith(begin))
 

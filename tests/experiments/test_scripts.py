@@ -38,26 +38,26 @@ def explore():
 
 
 @pytest.fixture(scope="module")
-def discrete():
-    yield from script("discrete")
+def widths():
+    yield from script("widths")
 
 
 def test_the_table_of_jumps_is_held_out_and_goes_into_its_page(
-    discrete, tmp_path, monkeypatch, capsys
+    widths, tmp_path, monkeypatch, capsys
 ):
-    trials = [t for label in discrete.VARIANTS for t in discrete.trials(label, "sign", 1, [0])]
-    assert len({trial.key for trial in trials}) == len(discrete.VARIANTS)
+    trials = [t for label in widths.VARIANTS for t in widths.trials(label, "sign", 1, [0])]
+    assert len({trial.key for trial in trials}) == len(widths.VARIANTS)
     assert all(trial.part == "validation" for trial in trials)
-    few = dict(list(discrete.VARIANTS.items())[2:5])
-    monkeypatch.setattr(discrete, "VARIANTS", few)
+    few = dict(list(widths.VARIANTS.items())[2:5])
+    monkeypatch.setattr(widths, "VARIANTS", few)
     page = tmp_path / "discrete.md"
-    page.write_text(f"before\n{discrete.BEGIN}\nold\n{discrete.END}\nafter\n")
+    page.write_text(f"before\n{widths.BEGIN}\nold\n{widths.END}\nafter\n")
     iris = datasets.load("iris")
-    monkeypatch.setattr(discrete.datasets, "load", lambda name: iris)
-    monkeypatch.setattr(discrete, "HERE", tmp_path)
-    monkeypatch.setattr(discrete, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["discrete.py", "--epochs", "1", "--seeds", "0"])
-    discrete.main()
+    monkeypatch.setattr(widths.datasets, "load", lambda name: iris)
+    monkeypatch.setattr(widths, "HERE", tmp_path)
+    monkeypatch.setattr(widths, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", ["widths.py", "--epochs", "1", "--seeds", "0"])
+    widths.main()
     rows = page.read_text().splitlines()
     assert rows[0] == "before" and rows[-1] == "after" and "old" not in rows
     assert len([row for row in rows if row.startswith("| ")]) == 1 + len(few)
@@ -120,3 +120,35 @@ def test_what_is_explored_is_listed_once_and_without_the_test_set(
     (record,) = Store(tmp_path / "tried.jsonl")
     assert (record["experiment"], record["part"]) == ("table3", "validation")
     assert record["params"] == {"weights": {"exact": {"ridge": [0.1, 1.0]}}}
+
+
+def test_the_adding_problem_is_measured_on_other_sequences_and_kept(tmp_path, monkeypatch, capsys):
+    (adding,) = script("adding")
+    for name, value in {"STEPS": 6, "ROWS": 200, "TEST_ROWS": 50}.items():
+        monkeypatch.setattr(adding, name, value)
+    X, y = adding.sequences(40, seed=0)
+    assert X.shape == (40, 6, 2) and bool((X[:, :3, 1].sum(1) == 1).all())
+    assert bool((X[..., 1].sum(1) == 2).all())
+    torch.testing.assert_close(y, (X[..., 0] * X[..., 1]).sum(1, keepdim=True))
+    out = tmp_path / "adding.jsonl"
+    monkeypatch.setattr(
+        sys, "argv", ["adding.py", "--seeds", "0", "--epochs", "1", "--out", str(out)]
+    )
+    adding.main()
+    first = capsys.readouterr().out
+    assert "lpom: mean squared error" in first and len(out.read_text().splitlines()) == 2
+    adding.main()  # both are there
+    assert capsys.readouterr().out.splitlines() == [
+        line for line in first.splitlines() if "mean squared error" in line
+    ]
+
+
+def test_rates_for_sequences_are_tried_on_held_out_rows_by_both_methods(monkeypatch):
+    (sequences,) = script("sequences")
+    options = sequences.argparse.Namespace(
+        network="rnn", rates="0.001,0.002", schedules="linear,cosine", epochs=1, seed=0
+    )
+    trials = list(sequences.trials(options))
+    assert len({trial.key for trial in trials}) == 8
+    assert all(trial.part == "validation" for trial in trials)
+    assert [trial.method for trial in trials] == ["lpom", "adam"] * 4

@@ -10,6 +10,7 @@ from torch import nn
 import lpom
 from lpom.activations import LayerNorm, ReLU, Softmax
 from lpom.graph import trace
+from lpom.states import States
 
 D = torch.float64
 
@@ -206,3 +207,33 @@ def test_a_transformer_learns():
     method = lpom.LPOM(weights=lpom.Adaptive(learning_rate=0.01))
     lpom.fit(model, x, y, method=method, epochs=15, batch_size=20, seed=0)
     assert lpom.evaluate(model, x, y)[1] > 0.9
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_the_weight_of_a_sample_is_that_of_as_many_alike(batch_first):
+    """Where torch has the steps first the states have the samples first all the same."""
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attend = nn.MultiheadAttention(4, 2, batch_first=batch_first, dtype=D)
+            self.out = nn.Linear(4, 3, dtype=D)
+
+        def forward(self, x):
+            x = x if batch_first else x.transpose(0, 1)
+            x = self.attend(x, x, x)[0]
+            return self.out(x if batch_first else x.transpose(0, 1)).mean(1)
+
+    torch.manual_seed(0)
+    model, x = Attends(), torch.randn(3, 3, 4, dtype=D)  # as many steps as samples
+    pull = 0.3 * torch.randn(3, 3, dtype=D)
+    found = []
+    for rows, weight in (([0, 1, 2], torch.tensor([2, 1, 0], dtype=D)), ([0, 0, 1], None)):
+        graph = trace(model, x)
+        with torch.no_grad():
+            states = States(graph, x[rows], [2.0] * (len(graph) + 1), once=True)
+            states.pull(graph[graph.output], pull[rows])
+            for node in reversed(graph.nodes):
+                states.carry_back(node, states.move(node), weight, 3.0)
+        found.append([p.grad.clone() for p in graph.parameters])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-11, atol=1e-13)

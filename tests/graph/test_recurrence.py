@@ -333,7 +333,7 @@ def test_lifted_layers_in_one_call_are_those_written_out(monkeypatch, kind, bidi
     for part in (slice(None), slice(1), slice(1, None)):
         at_once = found(part)
         with monkeypatch.context() as patch:
-            patch.setattr(sys.modules["lpom.lift"], "called", lambda *given: None)
+            patch.setattr(sys.modules["lpom.lifting"], "called", lambda *given: None)
             written = found(part)
         assert at_once[0] == written[0]
         torch.testing.assert_close(at_once[1:], written[1:], rtol=1e-11, atol=1e-12)

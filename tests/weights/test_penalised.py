@@ -267,10 +267,11 @@ def test_theorem_4_with_a_penalty(penalty, activation):
         (L1(keep=0.2), lambda W: torch.count_nonzero(W), 16),
         (GroupL1(keep=0.4), lambda W: torch.count_nonzero(W.abs().sum(1)), 4),
         (NuclearNorm(keep=0.25, every=2), lambda W: torch.linalg.matrix_rank(W), 2),
+        (NuclearNorm(keep=0.25, every=7), lambda W: torch.linalg.matrix_rank(W), 2),
         (L1(keep=0.2, lazy=True), lambda W: torch.count_nonzero(W), 16),
         (GroupL1(keep=0.4, lazy=True), lambda W: torch.count_nonzero(W.abs().sum(1)), 4),
     ],
-    ids=["weights", "units", "rank", "lazy weights", "lazy units"],
+    ids=["weights", "units", "rank", "rank, between two looks", "lazy weights", "lazy units"],
 )
 def test_a_target_is_reached_by_the_end(penalty, count, expected, weights):
     if penalty.lazy and weights == "exact":

@@ -148,13 +148,14 @@ class _CappedSimplex(Along):
     def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projection v, the rest r and the level."""
         k, w = self._count, self._width
-        top, index = z.topk(k, -1)
+        top, index = z.max(-1, keepdim=True) if k == 1 else z.topk(k, -1)
         kth = top[..., -1:]
         if w == 0:
             mask = torch.zeros_like(z).scatter(-1, index, 1.0)
             return mask, z - kth, kth
         above = (z - kth) / w
-        level = _level(above, k)
+        fixed = torch.compiler.is_compiling() or torch.compiler.is_exporting()  # no loop by values
+        level = _simplex_level(above) if k == 1 and not fixed else _level(above, k)
         v = (above - level).clamp(0, 1)
         level = kth + w * level
         return v, z - level - w * v, level
@@ -243,6 +244,25 @@ class OneHot(_CappedSimplex):
 
     def smoothed(self, width: float) -> OneHot:
         return replace(self, width=width)
+
+
+def _simplex_level(y: Tensor) -> Tensor:
+    r""":math:`t` with :math:`\sum_j (y_j - t)_+ = 1`, for rows whose largest element is 0.
+
+    The mean of those that may be above t, less one over their number, is never above t: what lies
+    below it is not above t either. A few rounds without sorting find those that are.
+    """
+    with torch.no_grad():
+        above, count = y > -1, -1
+        while int(above.sum()) != count:
+            count = int(above.sum())
+            above = y > _level_of(above, y)
+    return _level_of(above, y)
+
+
+def _level_of(above: Tensor, y: Tensor) -> Tensor:
+    count = above.sum(-1, keepdim=True).clamp(min=1)
+    return (torch.where(above, y, 0).sum(-1, keepdim=True) - 1) / count
 
 
 def _level(y: Tensor, k: int) -> Tensor:

@@ -62,7 +62,7 @@ def rows_section(table: Table, folder: Path) -> str:
     """A table as Markdown; empty if nothing of it was run."""
     records = list(Store(folder / f"{table.name}.jsonl"))
     found = {
-        row.name: {column: _runs(row, column, records) for column in row.rates}
+        row.name: {column: _runs(table, row, column, records) for column in row.rates}
         for row in table.rows
     }
     if not any(runs for columns in found.values() for runs in columns.values()):
@@ -86,11 +86,19 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _runs(row: Row, column: str, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The runs of the row's own length, else the longest there are."""
+def _runs(
+    table: Table, row: Row, column: str, records: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The runs of the row's own length, else the longest there are that are no other row's."""
+    seeds = tuple(sorted({r["seed"] for r in records}))
+    others = {
+        trial.key
+        for other in table.rows
+        if other is not row and column in other.rates
+        for trial in other.trials(column, seeds, None)
+    }
     for epochs in sorted({r["epochs"] for r in records}, key=lambda n: (n != row.trial.epochs, -n)):
-        seeds = tuple(sorted({r["seed"] for r in records}))
-        keys = {trial.key for trial in row.trials(column, seeds, epochs)}
+        keys = {trial.key for trial in row.trials(column, seeds, epochs)} - others
         found = [r for r in records if r["key"] in keys]
         if found:
             return found

@@ -46,8 +46,11 @@ def _swept(model: nn.Module, example: Tensor | None) -> Graph | None:
     """The graph with recurrent layers whole; None where there are none or one has to be open."""
     if not any(Layer.fits(module) for module in model.modules()):
         return None
-    builder = _Builder(model, *traced(model, example, whole=(nn.RNN, nn.LSTM, nn.GRU)))
-    return builder.build(model) if builder.close_layers() else None
+    try:
+        builder = _Builder(model, *traced(model, example, whole=(nn.RNN, nn.LSTM, nn.GRU)))
+        return builder.build(model) if builder.close_layers() else None
+    except UntrainableError:  # what is made of a layer's parts can be told step by step alone
+        return None
 
 
 def lifted_identity(x: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def _epochs(run: Run) -> str:
     done, planned, status = len(run.history), run.config["epochs"], run.config["status"]
     if status == "finished" and done == planned:
         return f"{done} epoch{'' if done == 1 else 's'}"
-    return f"{done} of {planned} epochs ({status})"
+    return f"{done} of {planned} epochs ({status.replace('-', ' ')})"
 
 
 def columns(history: History) -> dict[str, list[Any]]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice, repeat
+from itertools import chain, islice
 from typing import Any, final
 
 import numpy as np
@@ -162,20 +162,18 @@ class Arrays(Source):
 
     def _batches(self, order: Tensor | None, skip: int) -> Iterator[Batch]:
         if self.steps == 1:
-            yield from [self.whole][skip:]
-            return
+            return iter([self.whole][skip:])
+        return chain.from_iterable(self._brought(order, skip))
+
+    def _brought(self, order: Tensor | None, skip: int) -> Iterator[list[Batch]]:
+        """Batches, as many at a time as are brought together."""
         each = self.batch_size
         numbers = each * math.prod(self.takes.shape)
         ahead = each * max(1, _AHEAD // max(1, numbers))  # one call brings several small batches
         for start in range(skip * each, self.n, ahead):
             stop = min(start + ahead, self.n)
             rows = self._batch(slice(start, stop) if order is None else order[start:stop])
-            parts = [
-                repeat(None) if part is None else torch.split(part, each)
-                for part in (rows.inputs, rows.target, rows.weight, rows.counts)
-            ]
-            for part in zip(*parts, strict=False):
-                yield Batch(*part)
+            yield rows.parts(each)
 
     def _places(self, skip: int = 0) -> Iterator[tuple[int, int]]:
         """Where each batch but the first ones begins and ends."""

@@ -54,7 +54,7 @@ class Adam(torch.optim.Adam):
         )
 
     def _begun(self, weight: nn.Parameter) -> dict[str, Tensor]:
-        memory: dict[str, Tensor] = self.state[weight]  # which others may hold already
+        memory: dict[str, Tensor] = self.state[weight]  # others may hold it already
         memory["step"] = torch.zeros((), device=weight.device)
         memory["exp_avg"] = torch.zeros_like(weight)
         memory["exp_avg_sq"] = torch.zeros_like(weight)

@@ -120,6 +120,8 @@ class Penalised:
         self._of: dict[nn.Parameter, tuple[Term, str]] = {}
         self.multipliers: dict[str, Tensor] = {}
         self._steps = 0
+        self._progress = 0.0
+        self._last = False  # whether this is the last step of the run
         if penalties is None or graph is None:
             return
         names = {p: name for p, name in graph.parameter_names.items() if p.requires_grad}
@@ -172,6 +174,8 @@ class Penalised:
         for term in self.terms:
             every = max(LOOK_EVERY, term.penalty.every)
             term.advance(progress, look=self._steps % every == 0)
+        self._last = progress > self._progress and 2 * progress - self._progress > 1 - 1e-9
+        self._progress = progress
         self._steps += 1
 
     def at_end(self) -> None:
@@ -192,12 +196,13 @@ class Penalised:
         optimizer.step()
         for W, (term, name) in moving.items():
             every = term.penalty.every
-            if self._steps % every == 0:
+            if self._steps % every == 0 or self._last:
                 term.follow(name, W.detach(), steps[W])
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "steps": self._steps,
+            "progress": self._progress,
             "multipliers": dict(self.multipliers),
             "weights": [list(term.weights) for term in self.terms],
             "free": [dict(term.free) for term in self.terms],
@@ -209,7 +214,7 @@ class Penalised:
         """Take up what `state_dict` gave, if it is of as many penalties on the same weights."""
         if saved["weights"] != [list(term.weights) for term in self.terms]:
             return
-        self._steps = saved["steps"]
+        self._steps, self._progress = saved["steps"], saved["progress"]
         weights = {name: W for term in self.terms for name, W in term.weights.items()}
         self.multipliers = {
             name: U.to(weights[name]) for name, U in saved["multipliers"].items() if name in weights

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from lpom import losses, methods, networks
 from lpom.experiments.bench.contest import Row, contest, counted
-from lpom.experiments.lifted import LiftedLoop
+from lpom.experiments.bench.lifted import LiftedLoop
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.methods.lpom import Exact, Sweeps
@@ -64,12 +64,16 @@ class Runner:
         generator = torch.Generator().manual_seed(seed)
         rows = torch.rand(batch_size, *net.shape, generator=generator)
         takes = Signature.of(model, rows)
+        if takes.indices:  # an embedding's, of as many characters as there are outputs
+            rows = (rows * takes.n_outputs).floor()
         loss = losses.get("cross-entropy")
         called = torch.compile(model) if compiled else model
         self.problem = Problem(takes.graph, loss, called)  # type: ignore[arg-type]
-        labels = torch.randint(takes.n_outputs, (batch_size,), generator=generator)
-        target = loss.encode(labels, takes.n_outputs, takes.n_outputs)
-        self.batch = Batch(takes.inputs(rows), target)
+        said = (batch_size, takes.n_steps) if takes.n_steps else (batch_size,)
+        labels = torch.randint(takes.n_outputs, said, generator=generator)
+        target = loss.encode(labels.flatten(), takes.n_outputs, takes.n_outputs)
+        counts = torch.full((batch_size,), float(takes.n_steps)) if takes.n_steps else None
+        self.batch = Batch(takes.inputs(rows), target.reshape(*said, -1), counts=counts)
         self.state = self.method.init(self.problem)
 
     def step(self) -> None:

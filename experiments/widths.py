@@ -1,10 +1,10 @@
 """How jumps are best trained: widths, mu and methods on held-out data, for docs/discrete.md.
 
-    python experiments/discrete.py [--epochs 3] [--seeds 0,1]
+    python experiments/widths.py [--epochs 3] [--seeds 0,1]
 
 MNIST, 784-300-100-10, 20,000 training images, 4,000 others held out; the test set is not touched.
 The table is printed and put between the marks of docs/discrete.md. Finished runs are kept in
-results/discrete.jsonl.
+results/widths.jsonl.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lpom.files import write_atomically
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "discrete.md"
-BEGIN, END = "<!-- table of experiments/discrete.py -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table of experiments/widths.py -->", "<!-- end of table -->"
 
 ROWS = 24_000
 ACTIVATIONS = ("step", "sign")
@@ -97,7 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     data = shortened(datasets.load("mnist"))
-    store = Store(HERE / "results" / "discrete.jsonl")
+    store = Store(HERE / "results" / "widths.jsonl")
     made = table(options.epochs, seeds, data, store)
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
