@@ -351,17 +351,17 @@ class States:
         return value
 
     def _drop(self, node: Node) -> None:
-        """Let go of the large states that this node was the last to read.
+        """Let go of the states that this node was the last to read.
 
-        Not of those that are more work than memory: of functions of whole slices, and of layers.
+        Not of those that are more work than memory: of functions of whole slices, of layers, and
+        small ones.
         """
         for s in node.sources:
-            if s == 0 or s == self.graph.output or self.X[s].numel() < SMALL:
+            if s in (0, self.graph.output) or self.X[s].numel() < SMALL:
                 continue
             below = self.graph.nodes[s - 1]
-            if self.graph.consumers[s][-1] is not node or below.layer is not None:
-                continue
-            if below.activation.elementwise:
+            plain = below.activation.elementwise and below.layer is None
+            if plain and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
 

@@ -6,7 +6,6 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -69,12 +68,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.inputs)
-
-    def parts(self, rows: int) -> list[Batch]:
-        """Batches of so many rows each, the last of what is left; nothing is copied."""
-        given = (self.inputs, self.target, self.weight, self.counts)
-        split = [repeat(None) if part is None else torch.split(part, rows) for part in given]
-        return [Batch(*part) for part in zip(*split, strict=False)]
 
     @property
     def total(self) -> Tensor | float:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Any, final
 
 import numpy as np
@@ -173,7 +173,11 @@ class Arrays(Source):
         for start in range(skip * each, self.n, ahead):
             stop = min(start + ahead, self.n)
             rows = self._batch(slice(start, stop) if order is None else order[start:stop])
-            yield rows.parts(each)
+            parts = [
+                repeat(None) if part is None else torch.split(part, each)
+                for part in (rows.inputs, rows.target, rows.weight, rows.counts)
+            ]
+            yield [Batch(*part) for part in zip(*parts, strict=False)]
 
     def _places(self, skip: int = 0) -> Iterator[tuple[int, int]]:
         """Where each batch but the first ones begins and ends."""
