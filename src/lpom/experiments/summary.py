@@ -19,9 +19,9 @@ from lpom.files import write_atomically
 
 HEAD = """# The paper's experiments
 
-{picture}**The paper claims** that layers can be trained without derivatives of the activations, by solving
-for states and weights in turn, and that this is more accurate than SGD and than other lifted
-methods.
+{picture}**The paper claims** that layers can be trained without derivatives of the activations,
+by solving for states and weights in turn, and that this is more accurate than SGD and than other
+lifted methods.
 
 **To the letter**, Algorithm 1 does learn, but it is not steady. From feed-forward states its
 first pass, from the bottom up, sends no signal down: with one iteration only the last weights
