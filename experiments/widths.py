@@ -10,21 +10,16 @@ results/widths.jsonl.
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lpom import datasets
-from lpom.datasets import Dataset
+from lpom.experiments.held_out import first_rows, put, table
 from lpom.experiments.records import Store, Trial
-from lpom.experiments.trials import run
-from lpom.files import write_atomically
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "discrete.md"
-BEGIN, END = "<!-- table of experiments/widths.py -->", "<!-- end of table -->"
 
 ROWS = 24_000
 ACTIVATIONS = ("step", "sign")
@@ -66,42 +61,22 @@ def trials(label: str, activation: str, epochs: int, seeds: list[int]) -> Iterat
         )
 
 
-def shortened(data: Dataset) -> Dataset:
-    return replace(
-        data,
-        x_train=data.x_train[:ROWS],
-        y_train=data.y_train[:ROWS],
-        notes=f"The first {ROWS} training images.",
-    )
-
-
-def table(epochs: int, seeds: list[int], data: Dataset, store: Store) -> str:
-    """Run what is missing and lay it out."""
-    lines = [f"| | {' | '.join(ACTIVATIONS)} |", "|---|" + "---|" * len(ACTIVATIONS)]
-    for label in VARIANTS:
-        cells = []
-        for activation in ACTIVATIONS:
-            records = [run(t, data, store) for t in trials(label, activation, epochs, seeds)]
-            scores = [100 * record["score"] for record in records]
-            spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-            cells.append(f"{statistics.mean(scores):.2f}{spread}")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", default="0,1")
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
-    data = shortened(datasets.load("mnist"))
+    data = first_rows(datasets.load("mnist"), ROWS)
     store = Store(HERE / "results" / "widths.jsonl")
-    made = table(options.epochs, seeds, data, store)
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_atomically(PAGE, f"{before}{BEGIN}\n{made}\n{END}{after}".encode())
+    made = table(
+        list(VARIANTS),
+        ACTIVATIONS,
+        lambda row, column: trials(row, column, options.epochs, seeds),
+        data,
+        store,
+    )
+    put(PAGE, "widths.py", made)
 
 
 if __name__ == "__main__":

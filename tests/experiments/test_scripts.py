@@ -37,30 +37,36 @@ def explore():
     yield from script("explore")
 
 
-@pytest.fixture(scope="module")
-def widths():
-    yield from script("widths")
-
-
-def test_the_table_of_jumps_is_held_out_and_goes_into_its_page(
-    widths, tmp_path, monkeypatch, capsys
-):
-    trials = [t for label in widths.VARIANTS for t in widths.trials(label, "sign", 1, [0])]
-    assert len({trial.key for trial in trials}) == len(widths.VARIANTS)
-    assert all(trial.part == "validation" for trial in trials)
-    few = dict(list(widths.VARIANTS.items())[2:5])
-    monkeypatch.setattr(widths, "VARIANTS", few)
-    page = tmp_path / "discrete.md"
-    page.write_text(f"before\n{widths.BEGIN}\nold\n{widths.END}\nafter\n")
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [("widths", "VARIANTS", "ACTIVATIONS"), ("mu", "METHODS", "NETWORKS")],
+)
+def test_a_table_is_held_out_and_goes_into_its_page(name, rows, columns, tmp_path, monkeypatch):
+    (found,) = script(name)
+    labels, others = list(getattr(found, rows)), list(getattr(found, columns))
+    trials = [t for label in labels for t in found.trials(label, others[0], 1, [0])]
+    assert len({trial.key for trial in trials}) == len(labels)
+    monkeypatch.setattr(found, rows, {label: getattr(found, rows)[label] for label in labels[2:4]})
+    chosen = getattr(found, columns)
+    few = chosen[:1] if isinstance(chosen, tuple) else {others[0]: chosen[others[0]]}
+    monkeypatch.setattr(found, columns, few)
+    page = tmp_path / "page.md"
+    page.write_text(
+        f"before\n<!-- table of experiments/{name}.py -->\nold\n<!-- end of table -->\nafter\n"
+    )
     iris = datasets.load("iris")
-    monkeypatch.setattr(widths.datasets, "load", lambda name: iris)
-    monkeypatch.setattr(widths, "HERE", tmp_path)
-    monkeypatch.setattr(widths, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["widths.py", "--epochs", "1", "--seeds", "0"])
-    widths.main()
-    rows = page.read_text().splitlines()
-    assert rows[0] == "before" and rows[-1] == "after" and "old" not in rows
-    assert len([row for row in rows if row.startswith("| ")]) == 1 + len(few)
+    monkeypatch.setattr(found.datasets, "load", lambda name: iris)
+    monkeypatch.setattr(found, "HERE", tmp_path)
+    monkeypatch.setattr(found, "PAGE", page)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--epochs", "1", "--seeds", "0"])
+    found.main()
+    lines = page.read_text().splitlines()
+    assert lines[0] == "before" and lines[-1] == "after" and "old" not in lines
+    assert [line.split("|")[1].strip() for line in lines if line.startswith("| ")][1:] == labels[
+        2:4
+    ]
+    (results,) = (tmp_path / "results").glob("*.jsonl")
+    assert all(record["part"] == "validation" for record in Store(results))
 
 
 @pytest.fixture(scope="module")
