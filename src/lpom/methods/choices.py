@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 from lpom.checks import check_choice, check_number, check_pair
@@ -46,7 +47,7 @@ class Sweeps(Settings):
         check_number("most", self.most, whole=True)
         check_number("tolerance", self.tolerance, strict=False)
 
-    @property
+    @cached_property
     def safe(self) -> bool:
         """Whether states move by the safe step."""
         if self.rule == "auto":
