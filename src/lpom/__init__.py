@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     )
     from lpom.lifting import Lifted, lift, unlift
     from lpom.methods import LPOM
-    from lpom.methods.lpom import Adaptive, Continuation, Exact, Straight, Sweeps
+    from lpom.methods.choices import Adaptive, Continuation, Exact, Straight, Sweeps
     from lpom.networks.mlp import mlp
     from lpom.parallel import Parallel
     from lpom.runs import load
@@ -92,7 +92,8 @@ _ROOMS = {
         "UntrainableError",
     ),
     "lifting": ("Lifted", "lift", "unlift"),
-    "methods.lpom": ("LPOM", "Adaptive", "Continuation", "Exact", "Straight", "Sweeps"),
+    "methods": ("LPOM",),
+    "methods.choices": ("Adaptive", "Continuation", "Exact", "Straight", "Sweeps"),
     "networks.mlp": ("mlp",),
     "parallel": ("Parallel",),
     "runs": ("load",),

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import lpom
 from lpom import LPOM, Adaptive, DivergenceError, Exact, Sweeps
 from lpom.methods import METHODS
-from lpom.methods.lpom import ORDERS
+from lpom.methods.choices import ORDERS
 
 pytestmark = pytest.mark.faults
 

@@ -11,7 +11,7 @@ import lpom
 from lpom import LPOM, activations
 from lpom.activations import Activation
 from lpom.graph import Edge
-from lpom.methods.lpom import ORDERS, Adaptive, Exact, Sweeps
+from lpom.methods.choices import ORDERS, Adaptive, Exact, Sweeps
 
 #: What torch's own activations are called, where a model is run by its own forward.
 CALLS = ("relu", "tanh", "sigmoid", "softmax", "layer_norm", "leaky_relu", "softplus", "hardtanh")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lpom import losses
 from lpom.methods import LPOM
-from lpom.methods.lpom import ORDERS, Adaptive, Exact, Sweeps
+from lpom.methods.choices import ORDERS, Adaptive, Exact, Sweeps
 from lpom.weights.blocks import blocks
 
 from .algorithm2 import Fit, algorithm_2

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from lpom import activations, losses, mlp
 from lpom.activations import Identity
 from lpom.methods import LPOM
-from lpom.methods.lpom import LPOMState, Sweeps
+from lpom.methods.choices import Sweeps
+from lpom.methods.lpom import LPOMState
 from lpom.states import States
 
 from .blocks import move_block, put

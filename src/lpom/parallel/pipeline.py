@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from lpom.graph import Node
 from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
-from lpom.methods.lpom import LPOMState, Straight, Sweeps
+from lpom.methods.choices import Straight, Sweeps
+from lpom.methods.lpom import LPOMState
 from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
 from lpom.parallel.team import Team

@@ -19,7 +19,7 @@ from lpom.experiments.bench.contest import Row, contest, counted
 from lpom.experiments.bench.lifted import LiftedLoop
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
-from lpom.methods.lpom import Exact, Sweeps
+from lpom.methods.choices import Exact, Sweeps
 from lpom.networks.mlp import mlp
 from lpom.training.signature import Signature
 

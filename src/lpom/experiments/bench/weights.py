@@ -18,7 +18,7 @@ from lpom import datasets, methods
 from lpom.experiments.bench.contest import Row, Stopwatch, contest, spread
 from lpom.graph import trace
 from lpom.methods import LPOM, Method
-from lpom.methods.lpom import Adaptive, Exact
+from lpom.methods.choices import Adaptive, Exact
 from lpom.networks.mlp import mlp
 from lpom.training import Epoch, evaluate, fit
 from lpom.weights.blocks import Use, blocks
@@ -78,7 +78,7 @@ class Plan:
     epochs: int
 
 
-#: What was best for each on held-out rows, by the seconds to 98 % (docs/performance.md).
+#: Adam's was best on held-out rows by the seconds to 98 %; the last three were not tuned for time.
 PLANS: dict[str, Plan] = {
     "adam": Plan(methods.Adam(learning_rate=6e-3), 200, 3),
     "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=6e-3)), 200, 3),
