@@ -78,7 +78,7 @@ class Plan:
     epochs: int
 
 
-#: What was best for each on held-out rows, by the seconds to 98 % (docs/performance.md).
+#: Adam's was best on held-out rows by the seconds to 98 %; the last three were not tuned for time.
 PLANS: dict[str, Plan] = {
     "adam": Plan(methods.Adam(learning_rate=6e-3), 200, 3),
     "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=6e-3)), 200, 3),
