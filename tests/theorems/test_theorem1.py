@@ -107,6 +107,7 @@ def test_F_is_not_convex_in_two_factors_of_a_product():
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = (nn.Linear(1, 1, bias=False, dtype=torch.float64) for _ in range(2))
+            nn.init.ones_(self.a.weight), nn.init.ones_(self.b.weight)
 
         def forward(self, x):
             return self.a(x) * self.b(x)

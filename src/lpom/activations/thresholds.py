@@ -188,7 +188,7 @@ class Threshold(Activation):
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """How far ``x`` climbs the ramp, and how far it goes beyond."""
-        return (x - self.value).clamp(max=self._height), (x - self._end).clamp(min=0)
+        return (x - self.value).clamp(max=self._height), (x - self._end).relu()
 
     def _fill(self, z: Tensor) -> Tensor:
         """How much of the ramp lies below ``z``, between 0 and 1."""
