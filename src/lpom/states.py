@@ -32,7 +32,7 @@ from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
-CACHED = 1 << 17
+CACHED = 1 << 18
 #: Numbers of a state that is kept: its memory is worth less than the time to compute it again.
 SMALL = 1 << 15
 
