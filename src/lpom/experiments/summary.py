@@ -28,8 +28,8 @@ first pass, from the bottom up, sends no signal down: with one iteration only th
 learn. With several, the plain iteration of eq. 25 does not contract for weights of the usual size
 (Theorem 2 asks for more than they give), and without a ridge the pseudo-inverse of rank-deficient
 states throws the weights far. The best run of the shallowest network comes near the printed
-number; the others lose whole classes on the way, end far below, or diverge, as their columns and
-crosses show.
+number; others lose in later epochs what they had learned, end far below, or diverge, as their
+columns and crosses show.
 
 **What makes it hold** is an order from the output down that shares one residual between states
 and weights, a ridge, biases and an output that can't die: *as in the paper* then meets or beats
