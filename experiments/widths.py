@@ -9,13 +9,12 @@ results/widths.jsonl.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lpom import datasets
-from lpom.experiments.held_out import first_rows, put, table
+from lpom.experiments.held_out import first_rows, length_and_seeds, put, table
 from lpom.experiments.records import Store, Trial
 
 HERE = Path(__file__).parent
@@ -57,22 +56,17 @@ def trials(label: str, activation: str, epochs: int, seeds: list[int]) -> Iterat
             activation=activation,
             epochs=epochs,
             seed=seed,
-            part="validation",
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--seeds", default="0,1")
-    options = parser.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
+    epochs, seeds = length_and_seeds(__doc__)
     data = first_rows(datasets.load("mnist"), ROWS)
     store = Store(HERE / "results" / "widths.jsonl")
     made = table(
         list(VARIANTS),
         ACTIVATIONS,
-        lambda row, column: trials(row, column, options.epochs, seeds),
+        lambda row, column: trials(row, column, epochs, seeds),
         data,
         store,
     )

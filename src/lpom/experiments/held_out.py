@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,6 +12,15 @@ from lpom.datasets import Dataset
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.files import write_atomically
+
+
+def length_and_seeds(about: str) -> tuple[int, list[int]]:
+    """Epochs and seeds of every trial, from the command line of a script."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", default="0,1")
+    options = parser.parse_args()
+    return options.epochs, [int(seed) for seed in options.seeds.split(",")]
 
 
 def first_rows(data: Dataset, rows: int) -> Dataset:

@@ -96,12 +96,9 @@ class LPOM(Method[LPOMState]):
                 "use weights='adaptive', or lazy=False."
             )
 
+    @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
-        with torch.no_grad():
-            return self._step(problem, batch, state)
-
-    def _step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         states = self.feed_forward(problem, batch, state)
         outputs = states.outputs
         if self.states.order == "interleaved":
