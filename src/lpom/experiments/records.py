@@ -83,13 +83,27 @@ class Store:
         return next((record for record in self if record["key"] == trial.key), None)
 
     def add(self, record: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
-        with self.path.open("a") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        add_line(self.path, record)
+
+
+def add_line(path: Path, record: dict[str, Any]) -> None:
+    """Write a record behind those of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+    line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def find_line(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The first record of a file that has these settings, if there is one."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        record: dict[str, Any] = json.loads(line)
+        if all(record.get(name) == value for name, value in settings.items()):
+            return record
+    return None
 
 
 def _record(line: str) -> dict[str, Any] | None:
