@@ -26,7 +26,8 @@ class Trial:
 
     On "validation" a sixth of the training data is held out and measured in place of the test
     data, which is then not touched. ``network`` is one of `lpom.networks`, with ``options``, in
-    place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures.
+    place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures, or changes
+    them in the ways that it names for `lpom.datasets.augmented_loader`.
     """
 
     dataset: str
@@ -44,7 +45,9 @@ class Trial:
     part: str = "test"
     network: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    augment: bool = False
+    augment: bool | dict[str, Any] = False
+    loss_params: dict[str, float] = field(default_factory=dict)
+    weight_decay: float = 0.0
 
     @property
     def key(self) -> str:
@@ -150,6 +153,13 @@ def _source() -> str:
 
 
 #: Settings younger than the first stored runs, whose keys stay.
-_YOUNGER: dict[str, Any] = {"bias": True, "network": "", "options": {}, "augment": False}
+_YOUNGER: dict[str, Any] = {
+    "bias": True,
+    "network": "",
+    "options": {},
+    "augment": False,
+    "loss_params": {},
+    "weight_decay": 0.0,
+}
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

@@ -13,6 +13,15 @@ TRIED = "tried.jsonl"
 #: The same of trials that were measured on the test set beside those that are shown.
 OTHERS = "others.jsonl"
 
+#: Settings of a run that are only told where they differ from these.
+_USUAL: dict[str, Any] = {
+    "activation": "relu",
+    "batch_size": 100,
+    "bias": True,
+    "augment": False,
+    "loss_params": {},
+    "weight_decay": 0.0,
+}
 _HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 
 
@@ -60,7 +69,7 @@ def _table(experiment: str, path: Path, part: str, measured: str, title: str) ->
 
 def _settings(record: dict[str, Any]) -> tuple[str, ...]:
     params = record["params"] | {"output": output_text(record)}
-    for name, usual in (("activation", "relu"), ("batch_size", 100), ("bias", True)):
+    for name, usual in _USUAL.items():
         if record.get(name, usual) != usual:
             params[name] = record[name]
     return (

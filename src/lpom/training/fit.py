@@ -321,9 +321,10 @@ def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
     try:
         trainer.load_state_dict(saved)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"it has no {error}." if isinstance(error, KeyError) else error
         raise CheckpointError(
-            f"the run kept in {folder} can't go on: {error} Make the call that began it, or use "
-            "another folder."
+            f"the run kept in {folder} can't go on: {reason} Make the call that began it with the "
+            "lpom that began it, or use another folder."
         ) from error
 
 
