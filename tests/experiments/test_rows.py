@@ -111,7 +111,7 @@ def test_help_that_a_run_had_is_told(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "tiny", table)
     reproduce_rows("tiny", folder=tmp_path, seeds=(0,))
     said = (
-        "loss cross-entropy, flip False, crop 0, turn 10, label_smoothing 0.1, weight_decay 0.0001;"
+        "loss cross-entropy, crop 0, flip False, turn 10, label_smoothing 0.1, weight_decay 0.0001;"
     )
     assert said in rows_section(table, tmp_path)
 
