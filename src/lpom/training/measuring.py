@@ -15,7 +15,6 @@ from lpom.training.randomness import Generators
 from lpom.training.sources import Source
 from lpom.training.tasks import Task
 
-
 #: A multiple of the numbers that any processor works on at once.
 _LANES = 64
 

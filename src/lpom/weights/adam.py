@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr=lr, fused=True)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             for group in self.param_groups:
                 weights = [p for p in group["params"] if p.grad is not None]
                 if weights:
