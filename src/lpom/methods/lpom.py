@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, final
 
 import torch
@@ -328,7 +329,7 @@ class LPOM(Method[LPOMState]):
             )
         return state
 
-    @property
+    @cached_property
     def _once(self) -> bool:
         """Whether every edge is evaluated but once in a step."""
         return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
