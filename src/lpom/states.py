@@ -446,7 +446,7 @@ class States:
         """``share * R.T @ X`` for the gradient of a matrix."""
         if not parameter.requires_grad:
             return
-        if is_narrow(R, X):
+        if len(X) >= 16 * X.shape[1] and is_narrow(R, X):
             self._add_gradient(parameter, as_gradient(parameter, product(R, X), share))
             return
         if isinstance(share, Tensor):

@@ -38,7 +38,7 @@ def is_narrow(R: Tensor, X: Tensor) -> bool:
     hundreds it may take twenty times as long.
     """
     rows, columns = X.shape
-    return 1 < columns < min(rows // 16, 64, R.shape[1])
+    return 1 < columns < min(64, R.shape[1]) and rows >= 16 * columns
 
 
 def product(R: Tensor, X: Tensor) -> Tensor:
