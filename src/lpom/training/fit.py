@@ -125,6 +125,7 @@ def fit(
     place = _place(model)
     with ExitStack() as stack:
         stack.enter_context(without_denormals())
+        keep_freed_memory()
         ranks = None
         if parallel is not None and parallel.size > 1:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -223,6 +224,16 @@ def without_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what one step frees for the next one.
+
+    glibc gives memory back to the system once more of it is free than twice the largest block ever
+    freed, and to get its pages again may take as long as the step itself. Here a block is freed
+    that is as large as counts, 32 MiB.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def _is_small(problem: Problem, rows: int) -> bool:
