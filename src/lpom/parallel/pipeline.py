@@ -21,10 +21,13 @@ from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
 from lpom.methods.choices import Straight, Sweeps
 from lpom.methods.lpom import LPOMState
+from lpom.parallel import memory
+from lpom.parallel.dividing import divide
 from lpom.parallel.ranks import Parallel, Ranks
-from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
+from lpom.parallel.stages import Stage, places, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
 from lpom.states import States
+from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 
 T = TypeVar("T")
@@ -58,28 +61,30 @@ class Pipeline(Team):
         self.whole = state
         self.size, self.first = ranks.size, ranks.first
         graph, parallel = problem.graph, ranks.parallel
+        self._interleaved = self.method.states == Sweeps()
+        # an optimiser that looks at a whole weight needs it whole
+        divides = self._interleaved and moves_each_number(state.optimizer)
+        ends = places(graph, example, rows, parallel.layers, divides=divides)
+        self.divided = divide(graph, ranks.of_first(ends))
+        shapes = self.divided.shapes(example)
+        self._shapes = [(shape[0] / len(example), shape[1:]) for shape in shapes]
+        graph, last = self.divided.graph, self.divided.ends
         if parallel.data > 1:
             graph = with_batch_norm_over_ranks(graph, ranks.add)
-        with torch.random.fork_rng(devices=[]):
-            _, X = problem.graph.feed_forward(example)
-            costs = work(problem.graph, example, rows)
-        self._shapes = [(len(x) / len(example), tuple(x.shape[1:])) for x in X]
-        sizes = [rows * x.numel() / len(example) for x in X]
-        self.ends = ranks.of_first(cut(graph, costs, sizes, parallel.layers))
-        self.stage = Stage.of(graph, self.ends, ranks.layer)
+        self.stage = Stage.of(graph, last, ranks.layer)
         self.problem = Problem(self.stage.graph, problem.loss, problem.model)
         exact = bool(state.blocks)
         self.state = replace(
             state,
-            mu=self.stage.mu(state.mu),
+            mu=self.stage.mu(self.divided.by_node(state.mu)),
             vectors={},
             blocks=blocks(self.stage.graph) if exact else [],
         )
-        self._kept = [
-            _tensors(Stage.of(graph, self.ends, layer)) for layer in range(parallel.layers)
-        ]
+        optimizer = state.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        self._whole = [list(p.shape) for group in groups for p in group["params"]]
+        self._kept = [_tensors(Stage.of(graph, last, layer)) for layer in range(parallel.layers)]
         self._last = ranks.layer == parallel.layers - 1
-        self._interleaved = self.method.states == Sweeps()
         pipelined = self._interleaved and parallel.delay == "pipelined"
         self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
         # what was sent this many messages ago has arrived: no rank is behind by so many batches
@@ -142,21 +147,25 @@ class Pipeline(Team):
     def of_first(self, value: T) -> T:
         return self.ranks.of_first(value)
 
-    def forget_others(self) -> None:
-        """Of an optimiser's memory keep that of this rank's weights."""
+    def take_own(self) -> None:
+        """Of all weights let the optimiser move and remember this rank's."""
         if self.state.optimizer is not None:
-            memory, own = self.state.optimizer.state, set(self.stage.graph.parameters)
-            for parameter in [parameter for parameter in memory if parameter not in own]:
-                del memory[parameter]
+            own = set(self.stage.graph.parameters)
+            memory.take_own(self.state.optimizer, own, self.divided.rows)
+
+    def give_back(self) -> None:
+        """Let the optimiser have the module's own weights again, and remember all rows of them."""
+        if self.state.optimizer is not None and self.divided.rows:
+            known = self.memory(self.whole.state_dict())["optimizer"]["memory"]
+            memory.give_back(self.state.optimizer, self.divided.rows, known)
 
     def memory(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimiser's memory of a weight is on the ranks that move it."""
         if state["optimizer"] is None:
             return state
         found = self.ranks.gather(state["optimizer"]["memory"])
-        merged = {name: memory for part in found for name, memory in part.items()}
-        whole = {name: merged[name] for name in sorted(merged, key=int)}
-        return state | {"optimizer": state["optimizer"] | {"memory": whole}}
+        known = memory.joined(found[: self.ranks.parallel.layers])  # other rows have the same
+        return state | {"optimizer": state["optimizer"] | {"memory": known, "shapes": self._whole}}
 
     def _feed_forward(self, batch: Batch) -> Tensor | None:
         states = self._start(batch)

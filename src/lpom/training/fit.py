@@ -204,9 +204,10 @@ def fit(
         elif folder is not None and ranks is None:
             encode(trainer.state_dict())  # a state that can't be written is found now, not later
         if team is not None:
-            team.forget_others()
+            team.take_own()
         result = trainer.run(progress)
-        if ranks is not None and result.status != "interrupted":
+        if ranks is not None and team is not None and result.status != "interrupted":
+            team.give_back()
             ranks.close()
         return result
 
