@@ -31,7 +31,8 @@ from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 
 T = TypeVar("T")
-_Arriving = list[tuple[int, Callable[[], Tensor]]]  # states or pulls, by the index of the state
+#: States, or pulls on them, on their way: their indices, and what waits for them.
+_Arriving = list[tuple[list[int], Callable[[], list[Tensor]]]]
 _UnderWay = tuple[States, Batch, _Arriving]
 
 
@@ -88,7 +89,7 @@ class Pipeline(Team):
         pipelined = self._interleaved and parallel.delay == "pipelined"
         self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
         # what was sent this many messages ago has arrived: no rank is behind by so many batches
-        per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
+        per_batch = len(self.stage.received) + len(self.stage.sent)
         self._messages = 2 * parallel.layers * per_batch
         self._under_way: deque[_UnderWay] = deque()
         self._arriving: _Arriving | None = None  # states for the next batch
@@ -176,8 +177,7 @@ class Pipeline(Team):
 
     def _start(self, batch: Batch) -> States:
         """The states of a batch, fed forward by those that arrive, and sent on."""
-        for index, wait in self._arriving or self._receive(len(batch)):
-            self.stage.inbox[index] = wait()
+        self.stage.inbox.update(_arrived(self._arriving or self._receive(len(batch))))
         states = self.method.feed_forward(self.problem, batch, self.state)
         self._send_states(states)
         return states
@@ -193,24 +193,25 @@ class Pipeline(Team):
         own = [graph[index] for index in stage.own]
         for _ in range(method.states.most):
             pulls = self._receive_pulls(rows)
-            for index, layer in stage.received:
-                states.gather(graph[stage.numbers[index]])
-                self._send_pull(states, index, layer, rows)
+            for indices in stage.received.values():
+                for index in indices:
+                    states.gather(graph[stage.numbers[index]])
+            self._send_pulls(states, rows)
             above = self._steepness_elsewhere(states) if method.states.safe else {}
             for node in own:
                 states.gather(node)
             if self._last:
                 pull = method.loss_pull(states, self.problem, batch)
                 states.pull(graph[graph.output], pull)
-            for index, wait in pulls:
-                states.pull(graph[stage.numbers[index]], wait())
+            for index, pull in _arrived(pulls):
+                states.pull(graph[stage.numbers[index]], pull)
             shares = [self._share(states, node, above.get(node.index, 0.0)) for node in own]
             moves = list(zip(own, shares, strict=True))
             for node, share in reversed(moves):  # so that what a state is moved from is old too
                 states.move(node, share)
             self._send_states(states)
-            for index, wait in self._receive(rows):
-                states.put(graph[stage.numbers[index]], wait())
+            for index, X in _arrived(self._receive(rows)):
+                states.put(graph[stage.numbers[index]], X)
         waiting: dict[Block, list[Use]] = {}
         for node in own:
             residual = states.residual(node)
@@ -221,14 +222,16 @@ class Pipeline(Team):
     def _steepness_elsewhere(self, states: States) -> dict[int, float]:
         """By node, that of the readers of its state on other ranks; they are told of theirs."""
         stage, ranks = self.stage, self.ranks
-        for index, layer in stage.received:
-            node = states.graph[stage.numbers[index]]
-            steepness = self.method.steepness(states, node, self.state)
-            ranks.send(torch.as_tensor(steepness, dtype=self._like.dtype), layer)
+        for layer, indices in stage.received.items():
+            nodes = [states.graph[stage.numbers[index]] for index in indices]
+            steepness = [self.method.steepness(states, node, self.state) for node in nodes]
+            ranks.send([torch.as_tensor(v, dtype=self._like.dtype) for v in steepness], layer)
         found: dict[int, float] = {}
-        for index, layers in stage.sent:
-            told = [float(ranks.receive((), self._like, layer)()) for layer in layers]
-            found[stage.numbers[index]] = sum(told)
+        for layer, indices in stage.sent.items():
+            told = ranks.receive([()] * len(indices), self._like, layer)()
+            for index, value in zip(indices, told, strict=True):
+                number = stage.numbers[index]
+                found[number] = found.get(number, 0.0) + float(value)
         return found
 
     def _share(self, states: States, node: Node, above: float) -> Tensor | float | None:
@@ -245,48 +248,54 @@ class Pipeline(Team):
         if self._last:
             pull = self.method.loss_pull(states, self.problem, batch)
             states.pull(graph[graph.output], pull)
-        for index, wait in pulls:
-            states.pull(graph[stage.numbers[index]], wait(), own=True)
+        for index, pull in _arrived(pulls):
+            states.pull(graph[stage.numbers[index]], pull, own=True)
         if self.lag and self.state.blocks:  # they are solved for as they are now
             states.weights_moved()
         own = [graph[index] for index in stage.own]
         self.method.sweep_down(states, own, self.problem, batch, self.state)
-        for index, layer in stage.received:
-            self._send_pull(states, index, layer, len(batch))
+        self._send_pulls(states, len(batch))
         self.method.update(states, batch, self.state)
 
     def _send_states(self, states: States) -> None:
-        for index, layers in self.stage.sent:
-            X = states.state(self.stage.numbers[index])
-            for layer in layers:
-                self.ranks.send(X, layer)
+        for layer, indices in self.stage.sent.items():
+            self.ranks.send([states.state(self.stage.numbers[i]) for i in indices], layer)
 
-    def _send_pull(self, states: States, index: int, layer: int, rows: int) -> None:
-        number = self.stage.numbers[index]
-        found, states.pulls[number] = states.pulls[number], None
-        if found is None:
-            found = self._like.new_zeros(self._shape(index, rows))
-        self.ranks.send(found, layer)
+    def _send_pulls(self, states: States, rows: int) -> None:
+        for layer, indices in self.stage.received.items():
+            found = []
+            for index in indices:
+                number = self.stage.numbers[index]
+                pull, states.pulls[number] = states.pulls[number], None
+                if pull is None:
+                    pull = self._like.new_zeros(self._shape(index, rows))
+                found.append(pull)
+            self.ranks.send(found, layer)
 
     def _receive(self, rows: int) -> _Arriving:
         """Begin to receive the states of a batch."""
-        return [
-            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
-            for index, layer in self.stage.received
-        ]
+        return self._begin(self.stage.received, rows)
 
     def _receive_pulls(self, rows: int) -> _Arriving:
         """Begin to receive what others pull this rank's states by."""
-        return [
-            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
-            for index, layers in self.stage.sent
-            for layer in layers
-        ]
+        return self._begin(self.stage.sent, rows)
+
+    def _begin(self, indices_by_layer: dict[int, list[int]], rows: int) -> _Arriving:
+        found: _Arriving = []
+        for layer, indices in indices_by_layer.items():
+            shapes = [self._shape(index, rows) for index in indices]
+            found.append((indices, self.ranks.receive(shapes, self._like, layer)))
+        return found
 
     def _shape(self, index: int, rows: int) -> tuple[int, ...]:
         """Of a state of the whole graph, for a batch of so many rows."""
         per_row, rest = self._shapes[index]
         return (round(per_row * rows), *rest)
+
+
+def _arrived(arriving: _Arriving) -> Iterator[tuple[int, Tensor]]:
+    for indices, wait in arriving:
+        yield from zip(indices, wait(), strict=True)
 
 
 def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:

@@ -152,16 +152,16 @@ class Stage:
     graph : with a node for every state that is received, before the rank's own
     own : indices of the rank's own nodes in it
     numbers : the index in it of each state of the whole graph that it has
-    received : states of the whole graph that it reads of others, each with the layer it is of
-    sent : its own states that others read, each with the layers that do
+    received : states of the whole graph that it reads of others, by the layer they are of
+    sent : its own states that others read, by the layer that does
     inbox : where the edges of received states look for them, by their index in the whole graph
     """
 
     graph: Graph
     own: tuple[int, ...]
     numbers: dict[int, int]
-    received: list[tuple[int, int]]
-    sent: list[tuple[int, list[int]]]
+    received: dict[int, list[int]]
+    sent: dict[int, list[int]]
     inbox: dict[int, Tensor]
 
     @classmethod
@@ -174,17 +174,21 @@ class Stage:
         inbox: dict[int, Tensor] = {}
         nodes = [_received(graph[s], numbers[s], inbox) for s in needed]
         nodes += [_renumbered(node, numbers) for node in own]
-        sent = []
+        received: dict[int, list[int]] = {}
+        for s in needed:
+            received.setdefault(_layer_of(s, ends), []).append(s)
+        sent: dict[int, list[int]] = {}
         for node in own:
-            readers = {_layer_of(r.index, ends) for r in graph.consumers[node.index]} - {layer}
-            if readers:
-                sent.append((node.index, sorted(readers)))
-        top = graph.output if graph.output in numbers else sent[0][0] if sent else own[-1].index
+            readers = {_layer_of(r.index, ends) for r in graph.consumers[node.index]}
+            for reader in sorted(readers - {layer}):
+                sent.setdefault(reader, []).append(node.index)
+        read = [min(indices) for indices in sent.values()]
+        top = graph.output if graph.output in numbers else min(read, default=own[-1].index)
         return cls(
             Graph(tuple(nodes), numbers[top]),
             tuple(numbers[node.index] for node in own),
             numbers,
-            [(s, _layer_of(s, ends)) for s in needed],
+            received,
             sent,
             inbox,
         )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, dataclass, replace
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 
 import torch
 import torch.distributed as dist
@@ -280,7 +280,8 @@ def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part
     turns: list[tuple[Stage, Problem, LPOMState, Tensor]] = []
     for layer, node in enumerate(graph):
         stage = Stage.of(graph, ends, layer)
-        stage.inbox.update({index: X[index] for index, _ in stage.received})
+        needed = chain.from_iterable(stage.received.values())
+        stage.inbox.update({index: X[index] for index in needed})
         own = Problem(stage.graph, problem.loss, problem.model)
         pull = 1e-3 * torch.randn_like(X[node.index])
         turns.append((stage, own, method.init(own), pull))
@@ -383,11 +384,11 @@ def measure_wire(ranks: Ranks, repeats: int = 20) -> Wire:
         for _ in range(repeats):
             start = time.perf_counter()
             if ranks.first:
-                ranks.send(message, other)
-                ranks.receive((size,), message, other)()
+                ranks.send([message], other)
+                ranks.receive([(size,)], message, other)()
             else:
-                ranks.receive((size,), message, other)()
-                ranks.send(message, other)
+                ranks.receive([(size,)], message, other)()
+                ranks.send([message], other)
             seconds.append((time.perf_counter() - start) / 2)
         halves.append(statistics.median(seconds))
     ranks.wait_for_sent()
