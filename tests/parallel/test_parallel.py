@@ -32,9 +32,14 @@ NAMES = [
     "residual-exact",
     "recurrent-adam",
     "recurrent-exact",
+    "wide-adam",
+    "wide-sgd-weighted",
+    "pictures-adam",
+    "pictures-sgd-weighted",
 ]
 CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
-PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
+PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam", "wide-adam"]
+PIPELINED += ["pictures-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 CASES += [("steps-adam", 1, 2, "none")]
 #: All states at once over layers and rows; over rows any order.

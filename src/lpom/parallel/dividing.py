@@ -11,12 +11,12 @@ alike. The rows are views of the module's own weights.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from lpom.graph import Graph, Node
 from lpom.graph.edges import Edge, Step
@@ -43,16 +43,6 @@ class Divided:
     origins: list[int]
     rows: dict[nn.Parameter, list[nn.Parameter]]
 
-    def by_node(self, whole: Sequence[float]) -> list[float]:
-        """What every node is given, from what those of the whole graph are given."""
-        return [whole[origin] for origin in self.origins]
-
-    def shapes(self, example: Tensor) -> list[tuple[int, ...]]:
-        """Of every node's state, where ``example`` is the data."""
-        with torch.random.fork_rng(devices=[]):
-            _, X = self.graph.feed_forward(example)
-        return [tuple(x.shape) for x in X]
-
 
 def shares(graph: Graph, node: Node) -> list[float]:
     """Where the units of a node can be divided, as shares of them; empty if they can't."""
@@ -70,9 +60,10 @@ def divide(graph: Graph, places: Sequence[float]) -> Divided:
     numbers: dict[int, list[int]] = {0: [0]}  # of each node of the whole, those of its pieces
     origins, nodes = [0], list[Node]()
     ends: dict[float, int] = {}
+    dims = {node.index: _dim(_layer(node)) for node in graph}
     rows: dict[nn.Parameter, list[nn.Parameter]] = {}
     for node in graph:
-        edge, below = _joined(node.edge, numbers, graph), node.index - 1
+        edge, below = joined(node.edge, numbers, dims), node.index - 1
         within = [place for place in places if below < place < node.index]
         found = [replace(node, edge=edge)]
         if within:
@@ -148,8 +139,11 @@ def _rows(layer: L, begin: int, end: int) -> L:
     return part
 
 
-def _joined(edge: Edge, numbers: dict[int, list[int]], graph: Graph) -> Edge:
-    """The same edge; a source that is in pieces is put together first."""
+def joined(edge: Edge, numbers: Mapping[int, Sequence[int]], dims: Mapping[int, int]) -> Edge:
+    """The same edge; sources that are in pieces are put together first, along these dimensions.
+
+    ``numbers`` are the indices of the pieces of each source.
+    """
     if all(len(numbers[s]) == 1 for s in edge.sources):
         return replace(edge, sources=tuple(numbers[s][0] for s in edge.sources))
     made, sources, inputs = fx.Graph(), list[int](), list[fx.Node]()
@@ -160,22 +154,14 @@ def _joined(edge: Edge, numbers: dict[int, list[int]], graph: Graph) -> Edge:
             inputs.append(x)
             continue
         parts = [made.placeholder(f"piece{len(inputs) + k}") for k in range(len(numbers[source]))]
-        dim = _dim(_layer(graph[source]))
-        whole[x] = made.call_function(torch.cat, (parts, dim))
+        whole[x] = made.call_function(torch.cat, (parts, dims[source]))
         inputs += parts
-        steps.append(Step(whole[x], torch.cat, (parts, dim), {}))
-
-    def known(x: fx.Node) -> fx.Node:
-        return whole.get(x, x)
-
-    for step in edge.steps:
-        args, kwargs = fx.node.map_arg((step.args, dict(step.kwargs)), known)
-        steps.append(replace(step, args=args, kwargs=kwargs))
+        steps.append(Step(whole[x], torch.cat, (parts, dims[source]), {}))
     return replace(
         edge,
         sources=tuple(sources),
-        steps=tuple(steps),
+        steps=(*steps, *(step.reading(whole) for step in edge.steps)),
         inputs=tuple(inputs),
-        result=known(edge.result),
+        result=whole.get(edge.result, edge.result),
         layer=None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -33,12 +34,16 @@ def take_own(optimizer: torch.optim.Optimizer, own: set[nn.Parameter], rows: Row
 
 def give_back(optimizer: torch.optim.Optimizer, rows: Rows, known: Mapping[str, Memory]) -> None:
     """Move the whole weights again; ``known`` is all that is remembered, by their places."""
+    places = {
+        p: str(i) for i, p in enumerate(chain(*(g["params"] for g in optimizer.param_groups)))
+    }
     for weight, views in rows.items():
         for view in views:
-            if optimizer.state.pop(view, None) is not None:
+            if view in places:
                 _swap(optimizer, view, weight)
-                place = [p for g in optimizer.param_groups for p in g["params"]].index(weight)
-                optimizer.state[weight] = known[str(place)]
+                optimizer.state.pop(view, None)
+                if places[view] in known:
+                    optimizer.state[weight] = known[places[view]]
 
 
 def joined(found: Sequence[Mapping[str, Memory]]) -> dict[str, Memory]:

@@ -23,8 +23,9 @@ from lpom.methods.choices import Straight, Sweeps
 from lpom.methods.lpom import LPOMState
 from lpom.parallel import memory
 from lpom.parallel.dividing import divide
+from lpom.parallel.lending import lend
 from lpom.parallel.ranks import Parallel, Ranks
-from lpom.parallel.stages import Stage, places, with_batch_norm_over_ranks
+from lpom.parallel.stages import Stage, plan, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
 from lpom.states import States
 from lpom.weights.adaptive import moves_each_number
@@ -33,7 +34,8 @@ from lpom.weights.blocks import Block, Use, blocks
 T = TypeVar("T")
 #: States, or pulls on them, on their way: their indices, and what waits for them.
 _Arriving = list[tuple[list[int], Callable[[], list[Tensor]]]]
-_UnderWay = tuple[States, Batch, _Arriving]
+_Waiting = Callable[[], list[Tensor]]
+_UnderWay = tuple[States, Batch, _Arriving, _Waiting | None]
 
 
 @final
@@ -46,6 +48,7 @@ class Pipeline(Team):
         gradients of this rank's weights only, so its memory is of these
     ranks : the processes of the run
     example, rows : a few samples, and how many there are in a batch, to see what the nodes cost
+    weighted : whether rows have weights of their own, or several predictions each
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Pipeline(Team):
         ranks: Ranks,
         example: Tensor,
         rows: int,
+        weighted: bool = False,
     ) -> None:
         self.method, self.ranks = check(method, problem, ranks.parallel), ranks
         assert isinstance(state, LPOMState)  # as the method makes it
@@ -65,32 +69,43 @@ class Pipeline(Team):
         self._interleaved = self.method.states == Sweeps()
         # an optimiser that looks at a whole weight needs it whole
         divides = self._interleaved and moves_each_number(state.optimizer)
-        ends = places(graph, example, rows, parallel.layers, divides=divides)
-        self.divided = divide(graph, ranks.of_first(ends))
-        shapes = self.divided.shapes(example)
-        self._shapes = [(shape[0] / len(example), shape[1:]) for shape in shapes]
-        graph, last = self.divided.graph, self.divided.ends
+        exact = bool(state.blocks)
+        lends = self._interleaved and not exact and not weighted and parallel.data == 1
+        chosen = plan(graph, example, rows, parallel.layers, divides=divides, lends=lends)
+        chosen = ranks.of_first(chosen)
+        self.divided = divide(graph, chosen.places)
+        self.lent = lend(self.divided.graph, self.divided.ends, chosen.lent)
+        with torch.random.fork_rng(devices=[]):
+            _, X = self.divided.graph.feed_forward(example)
+        self._shapes = [(len(x) / len(example), tuple(x.shape[1:])) for x in X]
+        graph, last = self.lent.graph, self.lent.ends
         if parallel.data > 1:
             graph = with_batch_norm_over_ranks(graph, ranks.add)
         self.stage = Stage.of(graph, last, ranks.layer)
         self.problem = Problem(self.stage.graph, problem.loss, problem.model)
-        exact = bool(state.blocks)
+        mu = [state.mu[self.divided.origins[origin]] for origin in self.lent.origins]
         self.state = replace(
             state,
-            mu=self.stage.mu(self.divided.by_node(state.mu)),
+            mu=self.stage.mu(mu),
             vectors={},
             blocks=blocks(self.stage.graph) if exact else [],
         )
         optimizer = state.optimizer
         groups = [] if optimizer is None else optimizer.param_groups
         self._whole = [list(p.shape) for group in groups for p in group["params"]]
-        self._kept = [_tensors(Stage.of(graph, last, layer)) for layer in range(parallel.layers)]
+        kept = [_tensors(Stage.of(graph, last, layer)) for layer in range(parallel.layers)]
+        self._kept = [_but(tensors, kept[0] if k else []) for k, tensors in enumerate(kept)]
         self._last = ranks.layer == parallel.layers - 1
         pipelined = self._interleaved and parallel.delay == "pipelined"
         self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
+        self._lender_lag = parallel.layers - 1 if pipelined else 0
         # what was sent this many messages ago has arrived: no rank is behind by so many batches
-        per_batch = len(self.stage.received) + len(self.stage.sent)
+        per_batch = len(self.stage.received) + len(self.stage.sent) + bool(chosen.lent)
         self._messages = 2 * parallel.layers * per_batch
+        self._lender = bool(chosen.lent) and ranks.layer == 0
+        self._helper = bool(chosen.lent) and ranks.layer == 1
+        self._ahead_of_weights = 0  # batches begun since the lent weights were last heard of
+        self._weights: deque[_Waiting] = deque()
         self._under_way: deque[_UnderWay] = deque()
         self._arriving: _Arriving | None = None  # states for the next batch
         self._following: int | None = None  # the rows of that
@@ -132,6 +147,8 @@ class Pipeline(Team):
         """End all that are under way."""
         while self._under_way:
             self._move(*self._under_way.popleft())
+        self._hear_of_weights(0)
+        self._take_weights()
         self.ranks.wait_for_sent()
 
     def drain(self) -> None:
@@ -152,6 +169,7 @@ class Pipeline(Team):
         """Of all weights let the optimiser move and remember this rank's."""
         if self.state.optimizer is not None:
             own = set(self.stage.graph.parameters)
+            own -= set(self.lent.parameters if self._helper else [])
             memory.take_own(self.state.optimizer, own, self.divided.rows)
 
     def give_back(self) -> None:
@@ -169,8 +187,12 @@ class Pipeline(Team):
         return state | {"optimizer": state["optimizer"] | {"memory": known, "shapes": self._whole}}
 
     def _feed_forward(self, batch: Batch) -> Tensor | None:
+        self._take_weights()
         states = self._start(batch)
-        self._under_way.append((states, batch, self._receive_pulls(len(batch))))
+        pulls = self._receive_pulls(len(batch))
+        self._under_way.append((states, batch, pulls, self._receive_gradients()))
+        self._ahead_of_weights += 1
+        self._hear_of_weights(self._lender_lag)
         self._arriving = None if self._following is None else self._receive(self._following)
         self._following = None
         return self._outputs(states)
@@ -243,7 +265,9 @@ class Pipeline(Team):
             steepness = steepness + self.problem.loss.lipschitz
         return self.method.share(states, node, steepness)
 
-    def _move(self, states: States, batch: Batch, pulls: _Arriving) -> None:
+    def _move(
+        self, states: States, batch: Batch, pulls: _Arriving, gradients: _Waiting | None
+    ) -> None:
         stage, graph = self.stage, states.graph
         if self._last:
             pull = self.method.loss_pull(states, self.problem, batch)
@@ -253,9 +277,49 @@ class Pipeline(Team):
         if self.lag and self.state.blocks:  # they are solved for as they are now
             states.weights_moved()
         own = [graph[index] for index in stage.own]
-        self.method.sweep_down(states, own, self.problem, batch, self.state)
+        lent = own[: self.lent.own] if self._helper else []
+        self.method.sweep_down(states, own[len(lent) :], self.problem, batch, self.state)
         self._send_pulls(states, len(batch))
+        if self._helper:
+            self.method.sweep_down(states, lent, self.problem, batch, self.state)
+            self._send_gradients()
+        if gradients is not None:
+            for parameter, gradient in zip(self.lent.parameters, gradients(), strict=True):
+                assert parameter.grad is not None
+                parameter.grad.add_(gradient)
         self.method.update(states, batch, self.state)
+        if self._lender:
+            self.ranks.send([p.clone() for p in self.lent.parameters], 1)  # they will move on
+
+    def _receive_gradients(self) -> _Waiting | None:
+        """Begin to receive what lent rows say of this rank's weights."""
+        if not self._lender:
+            return None
+        return self.ranks.receive([p.shape for p in self.lent.parameters], self._like, 1)
+
+    def _send_gradients(self) -> None:
+        """Give those of weights that another rank moves."""
+        found = []
+        for parameter in self.lent.parameters:
+            assert parameter.grad is not None
+            found.append(parameter.grad)
+            parameter.grad = None
+        self.ranks.send(found, 0)
+
+    def _hear_of_weights(self, lag: int) -> None:
+        """Begin to receive the lent weights of all batches but the last so many."""
+        while self._helper and self._ahead_of_weights > lag:
+            shapes = [p.shape for p in self.lent.parameters]
+            self._weights.append(self.ranks.receive(shapes, self._like, 0))
+            self._ahead_of_weights -= 1
+
+    def _take_weights(self) -> None:
+        """Put the lent weights that have been sent into the module."""
+        while self._weights:
+            for parameter, value in zip(
+                self.lent.parameters, self._weights.popleft()(), strict=True
+            ):
+                parameter.copy_(value)
 
     def _send_states(self, states: States) -> None:
         for layer, indices in self.stage.sent.items():
@@ -289,8 +353,8 @@ class Pipeline(Team):
 
     def _shape(self, index: int, rows: int) -> tuple[int, ...]:
         """Of a state of the whole graph, for a batch of so many rows."""
-        per_row, rest = self._shapes[index]
-        return (round(per_row * rows), *rest)
+        per_row, rest = self._shapes[self.lent.origins[index]]
+        return (round(per_row * self.lent.rows(index, rows)), *rest)
 
 
 def _arrived(arriving: _Arriving) -> Iterator[tuple[int, Tensor]]:
@@ -336,6 +400,11 @@ def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
             "layers=1 and data= as many ranks as you like."
         )
     return method
+
+
+def _but(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    known = {id(tensor) for tensor in others}
+    return [tensor for tensor in tensors if id(tensor) not in known]
 
 
 def _tensors(stage: Stage) -> list[Tensor]:

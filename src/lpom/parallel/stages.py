@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lpom.activations import Identity
 from lpom.graph import Graph, Node
 from lpom.graph.edges import BatchNormOverRanks, Edge, Step
 from lpom.parallel.dividing import shares
+from lpom.parallel.lending import lendable
 
 #: What a node costs by itself, and numbers that pass through memory in a step: of what an operation
 #: makes, of a weight, on the wire. In multiplications and additions, as measured on one core.
@@ -74,16 +76,58 @@ def crossing(graph: Graph, sizes: Sequence[float], place: float) -> float:
     return sent + (place - whole) * sizes[whole + 1] if place > whole else sent
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Where parts end, see `cut`, and the share of the first one's rows on the second rank."""
+
+    places: list[float]
+    lent: float = 0.0
+
+
 @torch.no_grad()
-def places(
-    graph: Graph, example: Tensor, rows: int, parts: int, *, divides: bool = False
-) -> list[float]:
-    """Where a graph is `cut` for batches of so many rows; ``example`` has a few."""
+def plan(
+    graph: Graph, example: Tensor, rows: int, parts: int, *, divides: bool, lends: bool
+) -> Plan:
+    """How the work of a step on so many rows becomes even; ``example`` has a few.
+
+    If one ``divides``, the units of a node may be on several ranks; if one ``lends``, rows of the
+    first part, where their states are large and its weights are few.
+    """
     with torch.random.fork_rng(devices=[]):
         _, X = graph.feed_forward(example)
         costs = work(graph, example, rows)
     sizes = [rows * x.numel() / len(example) for x in X]
-    return cut(graph, costs, sizes, parts, divides=divides)
+    chosen = Plan(cut(graph, costs, sizes, parts, divides=divides))
+    if not lends or parts == 1:
+        return chosen
+    whole = cut(graph, costs, sizes, parts)
+    first, second, *others = loads(graph, costs, sizes, whole)
+    end = int(whole[0])
+    readers = [reader.index for node in graph.nodes[:end] for reader in graph.consumers[node.index]]
+    alike = all(len(x) == len(example) for x in X[: end + 1])
+    if first <= second or max(readers) > whole[1] or not alike or not lendable(graph, end):
+        return chosen
+    weights = sum(p.numel() for node in graph.nodes[:end] for p in node.parameters)
+    even = (first + second) / 2 + _WIRE * weights + _NODE * end
+    if max([even, *others]) < max(loads(graph, costs, sizes, chosen.places)):
+        return Plan(whole, (first - second) / (2 * first))
+    return chosen
+
+
+def loads(
+    graph: Graph, costs: Sequence[float], sizes: Sequence[float], places: Sequence[float]
+) -> list[float]:
+    """What each part costs, with what it sends and receives."""
+    ends = [0.0, *places]
+    own = [_until(costs, end) - _until(costs, begin) for begin, end in pairwise(ends)]
+    wire = [_WIRE * crossing(graph, sizes, end) for end in ends]
+    return [cost + a + b for cost, (a, b) in zip(own, pairwise(wire), strict=True)]
+
+
+def _until(costs: Sequence[float], place: float) -> float:
+    """What all below a place cost."""
+    whole = int(place)
+    return sum(costs[:whole]) + ((place - whole) * costs[whole] if place > whole else 0.0)
 
 
 def cut(
@@ -115,11 +159,8 @@ def cut(
             f"{len(found)} places only (weights that are used several times stay on one rank). "
             f"Take layers={len(found) + 1} or fewer, and data= for the other ranks."
         )
-    sums = [0.0]
-    for cost in costs:
-        sums.append(sums[-1] + cost)
     ends = [0.0, *sorted(found), float(n)]
-    until = [sums[int(e)] + (e % 1) * costs[int(e)] if e % 1 else sums[int(e)] for e in ends]
+    until = [_until(costs, e) for e in ends]
     wire = [_WIRE * crossing(graph, sizes, e) for e in ends]
     # the largest cost of the parts below each end, and where the last of them begins
     best = [0.0] + [math.inf] * (len(ends) - 1)

@@ -283,7 +283,8 @@ def _pipeline(
     first = train.probe()
     rows = -(-len(first) // ranks.parallel.data) if isinstance(train, Arrays) else len(first)
     with evaluating(problem.model):
-        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows)
+        weighted = first.weight is not None or first.counts is not None
+        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows, weighted)
 
 
 def _check_same(trainer: Trainer, ranks: Ranks) -> None:

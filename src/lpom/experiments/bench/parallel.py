@@ -28,7 +28,7 @@ from lpom.graph import Graph
 from lpom.methods import LPOM, Batch, Problem
 from lpom.methods.lpom import LPOMState
 from lpom.parallel import Parallel, Pipeline, Ranks
-from lpom.parallel.stages import Stage, crossing, cut, places
+from lpom.parallel.stages import Plan, Stage, crossing, cut, plan
 from lpom.training.signature import Signature
 
 MICRO_BATCHES = 4
@@ -241,7 +241,7 @@ def _torch_pipeline(
     from torch.distributed import pipelining
 
     problem, batch = _problem(model, X, y)
-    place, _ = _places(problem, batch)
+    place, _ = _plan(problem, batch).places
     above = {
         id(parameter)
         for node in problem.graph.nodes[int(place) :]
@@ -346,9 +346,24 @@ def _parts(graph: Graph, nodes: Sequence[Part], ends: Sequence[float]) -> list[P
     return parts
 
 
-def _places(problem: Problem, batch: Batch, *, divides: bool = False) -> list[float]:
-    """Where two ranks part."""
-    return places(problem.graph, batch.inputs[:3], len(batch), 2, divides=divides)
+def _plan(problem: Problem, batch: Batch, *, even: bool = False) -> Plan:
+    """Where two ranks part: between layers, or such that the work is even."""
+    return plan(problem.graph, batch.inputs[:3], len(batch), 2, divides=even, lends=even)
+
+
+def lent(parts: list[Part], share: float) -> list[Part]:
+    """The same when the second rank has this share of the rows of the first part."""
+    if not share:
+        return parts
+    first, second, *others = parts
+    given, kept = _share(first, share), _share(first, 1 - share)
+    first = replace(kept, update=first.update, weights=first.weights)
+    second = replace(
+        second,
+        forward=second.forward + given.forward,
+        backward=second.backward + given.backward,
+    )
+    return [first, second, *others]
 
 
 def _share(node: Part, share: float) -> Part:
@@ -362,8 +377,9 @@ def _predictions(
     """Seconds of a step that the model says for each contender with two ranks."""
     problem, batch = _problem(model, X, y)
     graph, micro = problem.graph, measure_share(problem, batch, MICRO_BATCHES)
-    parts = _parts(graph, measure_nodes(problem, batch), _places(problem, batch, divides=True))
-    whole = _parts(graph, micro, _places(problem, batch))
+    found = _plan(problem, batch, even=True)
+    parts = lent(_parts(graph, measure_nodes(problem, batch), found.places), found.lent)
+    whole = _parts(graph, micro, _plan(problem, batch).places)
     rows = schedules.rows_apart(_joined(measure_share(problem, batch, 2)), ring, 2)
     return {
         "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, wire),
