@@ -203,7 +203,7 @@ def main(folder, *fault):
         case ("die",):
             in_the_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
             plan = lpom.Checkpoint(folder / "run", every_epochs=1)
-            run("chain-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
+            run("wide-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
         case ("stumble",):
             for parallel in (lpom.Parallel(data=2), lpom.Parallel(data=3)):
                 try:

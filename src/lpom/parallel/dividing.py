@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -67,7 +68,9 @@ def divide(graph: Graph, places: Sequence[float]) -> Divided:
         within = [place for place in places if below < place < node.index]
         found = [replace(node, edge=edge)]
         if within:
-            found = _in_pieces(replace(node, edge=edge), [place - below for place in within])
+            layer = _layer(node)
+            assert layer is not None  # else it is not cut
+            found = _in_pieces(found[0], layer, [place - below for place in within])
             for piece in found:
                 for parameter, view in zip(edge.parameters, piece.edge.parameters, strict=True):
                     rows.setdefault(parameter, []).append(view)
@@ -107,12 +110,10 @@ def _dim(layer: nn.Module | None) -> int:
     return -1 if isinstance(layer, nn.Linear) else 1
 
 
-def _in_pieces(node: Node, shares: Sequence[float]) -> list[Node]:
-    layer = _layer(node)
-    assert layer is not None  # else it is not cut
+def _in_pieces(node: Node, layer: nn.Linear | nn.Conv2d, shares: Sequence[float]) -> list[Node]:
     units = len(layer.weight)
     bounds = [0, *(round(share * units) for share in shares), units]
-    return [_piece(node, layer, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [_piece(node, layer, a, b) for a, b in pairwise(bounds)]
 
 
 def _piece(node: Node, layer: nn.Module, begin: int, end: int) -> Node:

@@ -20,7 +20,7 @@ from lpom.activations import Identity
 from lpom.graph import Graph, Node
 from lpom.graph.edges import BatchNormOverRanks, Edge, Step
 from lpom.parallel.dividing import shares
-from lpom.parallel.lending import lendable
+from lpom.parallel.lending import lendable, lent_rows
 
 #: What a node costs by itself, and numbers that pass through memory in a step: of what an operation
 #: makes, of a weight, on the wire. In multiplications and additions, as measured on one core.
@@ -105,13 +105,14 @@ def plan(
     end = int(whole[0])
     readers = [reader.index for node in graph.nodes[:end] for reader in graph.consumers[node.index]]
     alike = all(len(x) == len(example) for x in X[: end + 1])
-    if first <= second or max(readers) > whole[1] or not alike or not lendable(graph, end):
+    if max(readers) > whole[1] or not alike or not lendable(graph, end):
         return chosen
     weights = sum(p.numel() for node in graph.nodes[:end] for p in node.parameters)
-    even = (first + second) / 2 + _WIRE * weights + _NODE * end
-    if max([even, *others]) < max(loads(graph, costs, sizes, chosen.places)):
-        return Plan(whole, (first - second) / (2 * first))
-    return chosen
+    # the second rank calls the nodes too, and puts the rows of what it reads together
+    second += _NODE * end + _MADE * crossing(graph, sizes, end)
+    even, share = (first + second) / 2 + _WIRE * weights, (first - second) / (2 * first)
+    better = max([even, *others]) < max(loads(graph, costs, sizes, chosen.places))
+    return Plan(whole, share) if better and lent_rows(share, rows) > 0 else chosen
 
 
 def loads(
