@@ -38,7 +38,8 @@ class Parallel(Settings):
     Parameters
     ----------
     layers : int
-        Ranks that share the nodes of the network, some consecutive ones each.
+        Ranks that share the nodes of the network, some consecutive ones each; two neighbours
+        may share units of a layer, or rows of the first ones, where that makes the work even.
     data : int
         Ranks that share the rows of each batch. Gradients, or the Gram matrices and cross products
         of exact weights, are added up: the step is that of the whole batch.
