@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -34,8 +34,19 @@ from lpom.weights.blocks import Use
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 18
+#: Numbers of a pre-activation that is let go of where batch norm has it again by a single pass.
+LARGE = 1 << 20
 #: Numbers of a state that is kept: its memory is worth less than the time to compute it again.
 SMALL = 1 << 15
+
+
+class Learner(Protocol):
+    """What moves weights within a sweep."""
+
+    large: set[nn.Parameter]
+
+    def descend(self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor) -> None:
+        """Move one of them against ``share * R.T @ X``."""
 
 
 class States:
@@ -52,6 +63,7 @@ class States:
     graph, inputs : the network and the data ``X[0]``
     mu : weight of each node's gap, by index (the first is not read)
     soft : the graph whose activations move the states, where those of ``graph`` jump
+    learner : moves large matrices as soon as their residuals are there; others get gradients
     once : every edge is evaluated and carried back but once, so what is no longer needed is
         written over, and the choices of the pass (dropout, batch norm, max-pooling) need not be
         kept in ``switches``. States are let go of as well: `state` has them again
@@ -64,10 +76,11 @@ class States:
         mu: Sequence[float],
         *,
         soft: Graph | None = None,
+        learner: Learner | None = None,
         once: bool = False,
     ) -> None:
         self.graph, self.mu, self.once = graph, mu, once
-        self.soft = soft or graph
+        self.soft, self.learner = soft or graph, learner
         self.switches: Switches | None = None if once else {}
         self.X: list[Tensor] = [inputs] * (len(graph.nodes) + 1)
         self.P: list[Tensor | None] = [None] * (len(graph.nodes) + 1)
@@ -82,6 +95,8 @@ class States:
         for node in graph.nodes:
             if node.layer is None:
                 self._set(node, node.activation.phi(self.Z(node)))
+                if once:
+                    self._drop_value(node)
             else:
                 X, self._passes[node.index] = node.layer.forward(self.Z(node))
                 self._set(node, X)
@@ -263,12 +278,16 @@ class States:
                 X, R = self.state(source), residual
                 if R.ndim > 2:
                     X, R = X.reshape(-1, X.shape[-1]), R.reshape(-1, R.shape[-1])
-                self._add_product(weight, R, X, share)  # type: ignore[arg-type]
+                if self.learner is not None and weight in self.learner.large:
+                    self.learner.descend(weight, R, X, share)  # type: ignore[arg-type]
+                else:
+                    self._add_product(weight, R, X, share)  # type: ignore[arg-type]
                 if bias is not None:
                     self._add_sum(bias, R, share)
             return
         assert program is not None
-        self._value(node)  # so that what is known of it is of the present states
+        if not self.once:
+            self._value(node)  # so that what is known of it is of the present states
         wanted = program.leading(down, weights, place)
         known, last = self._known[node.index], self.once and weights
         back = _Back(self, node, share)
@@ -310,7 +329,9 @@ class States:
         if value is None:
             sources = [self.X[s] for s in node.sources]
             linear, program = node.edge.linear, self._program(node)
-            if program is not None:
+            if program is not None and self.once and node.index in self._known:
+                value = program.restore(self._known[node.index])
+            elif program is not None:
                 if linear is not None:
                     value = F.linear(sources[0], linear.weight, linear.bias)
                 else:
@@ -361,6 +382,12 @@ class States:
             if plain and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
+
+    def _drop_value(self, node: Node) -> None:
+        """Let go of a large Z that its program has again for little."""
+        program = node.edge.program_once
+        if program is not None and program.restores and self.X[node.index].numel() >= LARGE:
+            self._Z[node.index] = None
 
     def state(self, index: int) -> Tensor:
         """``X[index]``, computed again if it was dropped."""

@@ -79,7 +79,7 @@ class Receiver:
         self.add(parameter, R.T @ X)
 
 
-def compare(model: nn.Module, inputs: Tensor) -> set[type]:
+def compare(model: nn.Module, inputs: Tensor) -> set[type | str]:
     """Every edge against autograd through a copy of the model; the kernels that were met."""
     graph, twin = trace(model, inputs), copy.deepcopy(model)
     same = dict(zip(model.parameters(), twin.parameters(), strict=True))
@@ -99,6 +99,9 @@ def compare(model: nn.Module, inputs: Tensor) -> set[type]:
         with torch.no_grad():
             Z, known = program.forward(states)
         torch.testing.assert_close(Z, expected.detach(), rtol=1e-12, atol=1e-12)
+        if program.restores:
+            torch.testing.assert_close(program.restore(known), Z, rtol=1e-12, atol=1e-12)
+            met.add("restored")
         R, receiver = torch.randn_like(Z), Receiver()
         with torch.no_grad():
             by_index = dict(zip(node.sources, states, strict=True)).__getitem__
@@ -138,7 +141,7 @@ def test_kernels_while_nothing_is_learnt(name):
 def test_every_kernel_is_tried():
     inputs = torch.randn(5, 3, 6, 6, dtype=torch.float64)
     met = set().union(*(compare(made(name), inputs) for name in LAYERS))
-    assert met >= {Convolution, BatchNorm, Pooling, Dropout}
+    assert met >= {Convolution, BatchNorm, Pooling, Dropout, "restored"}
 
 
 @pytest.mark.parametrize("dims", [1, 3])

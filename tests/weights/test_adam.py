@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
-from lpom.weights.adam import Adam, adam
+from lpom.graph import trace
+from lpom.weights.adam import Adam, adam, large_matrices
 
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -62,6 +64,40 @@ def test_it_goes_on_from_what_either_wrote_down_and_from_a_copy():
         assert _same(ours, theirs)
         assert _same(ours, again)
         assert _same(ours, copied[0])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_a_large_matrix_is_moved_in_parts_by_a_gradient_that_is_never_there(decay, monkeypatch):
+    monkeypatch.setattr("lpom.weights.adam.LARGE", 25)  # three rows at a time, of eight
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(8, 7, generator=generator, dtype=torch.float64)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    beside = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    first, second = Adam([beside, ours], 0.01), torch.optim.Adam([theirs], lr=0.01)
+    for share in (0.5, 0.25, torch.tensor(0.125, dtype=torch.float64)):
+        R = torch.randn(5, 8, generator=generator, dtype=torch.float64)
+        X = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+        theirs.grad = share * R.T @ X + decay * theirs.detach()
+        with torch.no_grad():
+            first.descend(ours, R, X, share, decay)
+        first.step()
+        second.step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert ours.grad is None and torch.equal(beside, torch.ones_like(beside))
+    expected = second.state[theirs]
+    for name in ("step", "exp_avg", "exp_avg_sq"):
+        torch.testing.assert_close(first.state[ours][name], expected[name], check_dtype=False)
+
+
+def test_which_matrices_are_large(monkeypatch):
+    monkeypatch.setattr("lpom.weights.adam.LARGE", 11)
+    torch.manual_seed(0)
+    tied = nn.Linear(4, 4)
+    frozen = nn.Linear(4, 5).requires_grad_(False)
+    layers = [nn.Linear(3, 4), tied, tied, frozen, nn.Linear(5, 2), nn.Linear(2, 6)]
+    model = nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())])
+    found = large_matrices(trace(model, torch.ones(2, 3)))
+    assert found == {layers[0].weight, layers[-1].weight}  # 3 x 4 and 2 x 6; 5 x 2 are too few
 
 
 def test_weights_of_several_kinds_get_torch_s():

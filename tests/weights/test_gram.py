@@ -51,6 +51,12 @@ def test_solve_is_ridge_regression(shape, seed, ridge):
     expected = literal(A, R, ridge)
     torch.testing.assert_close(form.weights(C).T, expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(form.apply(C), A @ form.weights(C).T, rtol=1e-8, atol=1e-8)
+    first, last = (
+        torch.ones(R.shape[1], A.shape[1] - 1).double(),
+        torch.ones(R.shape[1], 1).double(),
+    )
+    form.add(C, first, last)  # a matrix, and its bias
+    torch.testing.assert_close(torch.cat([first, last], 1), 1 + form.weights(C))
 
 
 @given(shapes, seeds, st.sampled_from([0.0, 0.1]))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, Adjoint, Piece, Slot, View
-from lpom.graph.kernels import Kernel, kernel
+from lpom.graph.kernels import BatchNorm, Kernel, kernel
 from lpom.graph.operations import PIECES, SPLITS, call_name, module_name
 
 if TYPE_CHECKING:
@@ -108,6 +108,10 @@ class Program:
             base = made_by[base].args[0].index
         #: whether nobody else looks at the memory of the value
         self.owns = base in made_by and _is_fresh(made_by[base]) and base not in self.kept
+        end = operations[-1] if operations else None
+        normed = end is not None and end.out == result and isinstance(end.adjoint, BatchNorm)
+        #: whether the value can be had again for little, of what is kept for the way back
+        self.restores = normed and end.args[0].index in self.kept  # type: ignore[union-attr]
         self._free(made_by)
 
     def _free(self, made_by: dict[int, Operation]) -> None:
@@ -179,6 +183,16 @@ class Program:
             if k not in shapes:
                 shapes[k] = values[k].shape
         return values[self.result], ([values[k] for k in self.kept], shapes, memory)
+
+    def restore(self, known: Any) -> Tensor:
+        """The value that `forward` gave, from what is known of it; for programs that `restore`."""
+        kept, _, memory = known
+        values = dict(zip(self.kept, kept, strict=True))
+        values |= dict(enumerate(self.parameters, self.first))
+        end = self.operations[-1]
+        by = end.adjoint
+        assert isinstance(by, BatchNorm) and end.out == self.result
+        return by.again(memory[end.out], *[values[arg.index] for arg in end.args])
 
     def backward(
         self,

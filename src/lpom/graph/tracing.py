@@ -17,9 +17,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
-from lpom.graph.operations import (
-    call_name,
-)
+from lpom.graph.operations import call_name, module_name
 from lpom.graph.written import written_function, written_module
 
 _HERE = str(Path(__file__).parent)
@@ -48,6 +46,9 @@ def traced(
             "the model itself has forward hooks, which tracing would pass over; give "
             "nn.Sequential(model), which calls it with them, or remove them."
         )
+    plain = _in_a_row(model)
+    if plain is not None:
+        return plain, {}
     tracer = _Tracer(example, whole)
     try:
         graph = tracer.in_both_modes(model)
@@ -62,6 +63,26 @@ def traced(
         ) from error
     leave_out_unused(graph)
     return graph, tracer.lines
+
+
+def _in_a_row(model: nn.Module) -> fx.Graph | None:
+    """The graph of torch's modules one after the other: they say what they do.
+
+    Tracing, which puts its hands on all of torch, takes as long as an epoch of a small network.
+    """
+    if type(model) is not nn.Sequential:
+        return None
+    names = {module: name for name, module in reversed(model._modules.items())}
+    for module in names:
+        simple = module_name(module) is not None or activations.is_activation(module)
+        if not simple or written_module(module) is not None:
+            return None
+    graph = fx.Graph()
+    value = graph.placeholder("input")
+    for module in model._modules.values():
+        value = graph.call_module(names[module], (value,))
+    graph.output(value)
+    return graph
 
 
 def leave_out_unused(graph: fx.Graph) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpom.graph import Graph, Node
 from lpom.methods import widths
@@ -19,6 +20,7 @@ from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import chosen, geometric
 from lpom.states import States
+from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
 from lpom.weights.penalised import Penalised
@@ -42,6 +44,11 @@ class LPOMState(PenalisedState):
     measured: list[float] = field(default_factory=list)  # the same, where it is chosen on the way
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
+    large: set[nn.Parameter] = from_settings(set)  # matrices that are moved within the sweep
+
+    def descend(self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor) -> None:
+        assert isinstance(self.optimizer, Adam)
+        self.optimizer.descend(weight, R, X, share, self.weight_decay)
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         super().load_state_dict(saved)
@@ -308,6 +315,8 @@ class LPOM(Method[LPOMState]):
         if isinstance(self.weights, Adaptive):
             by = self.weights
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
+            if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
+                state.large = large_matrices(graph)
         else:
             state.blocks = blocks(graph)
         state.penalised = Penalised(self.penalties, graph)
@@ -320,7 +329,7 @@ class LPOM(Method[LPOMState]):
             )
         return state
 
-    @property
+    @cached_property
     def _once(self) -> bool:
         """Whether every edge is evaluated but once in a step."""
         return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
@@ -336,11 +345,13 @@ class LPOM(Method[LPOMState]):
         if self.mu == "auto" and state.steps % MEASURE_EVERY == 0:
             soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
+        # gradients that are added up over ranks are needed as a whole
+        learner = state if state.large and batch.share is None else None
         one_mu = once and len(set(state.mu[1:])) == 1
         if graph.swept is not None and one_mu and not graph.jumps and batch.share is None:
             mu = state.mu[1:2] * (len(graph.swept) + 1)
-            return States(graph.swept, batch.inputs, mu, once=True)
-        states = States(graph, batch.inputs, state.mu, once=once)
+            return States(graph.swept, batch.inputs, mu, learner=learner, once=True)
+        states = States(graph, batch.inputs, state.mu, learner=learner, once=once)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
             state.spreads.measure(problem.graph, states.Z, batch.share)
         if straight:

@@ -60,7 +60,8 @@ class OptimizerState(State):
         weights = [W for group in groups for W in group["params"] if W.ndim > 1]
         weights = [W for W in weights if W.grad is not None]
         values = [W.detach() for W in weights]
-        torch._foreach_add_([W.grad for W in weights], values, alpha=self.weight_decay)
+        if weights:
+            torch._foreach_add_([W.grad for W in weights], values, alpha=self.weight_decay)
 
     def move(self) -> None:
         """Let the optimiser move the weights by their gradients."""

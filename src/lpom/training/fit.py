@@ -205,9 +205,10 @@ def fit(
         elif folder is not None and ranks is None:
             encode(trainer.state_dict())  # a state that can't be written is found now, not later
         if team is not None:
-            team.forget_others()
+            team.take_own()
         result = trainer.run(progress)
-        if ranks is not None and result.status != "interrupted":
+        if ranks is not None and team is not None and result.status != "interrupted":
+            team.give_back()
             ranks.close()
         return result
 
@@ -293,7 +294,8 @@ def _pipeline(
     first = train.probe()
     rows = -(-len(first) // ranks.parallel.data) if isinstance(train, Arrays) else len(first)
     with evaluating(problem.model):
-        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows)
+        weighted = first.weight is not None or first.counts is not None
+        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows, weighted)
 
 
 def _check_same(trainer: Trainer, ranks: Ranks) -> None:
@@ -332,9 +334,10 @@ def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
     try:
         trainer.load_state_dict(saved)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"it has no {error}." if isinstance(error, KeyError) else error
         raise CheckpointError(
-            f"the run kept in {folder} can't go on: {error} Make the call that began it, or use "
-            "another folder."
+            f"the run kept in {folder} can't go on: {reason} Make the call that began it with the "
+            "lpom that began it, or use another folder."
         ) from error
 
 

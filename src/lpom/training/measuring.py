@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.training.randomness import Generators
 from lpom.training.sources import Source
 from lpom.training.tasks import Task
+
+#: A multiple of the numbers that any processor works on at once.
+_LANES = 64
 
 
 class Score:
@@ -33,8 +38,8 @@ class Score:
     ) -> None:
         """Count a batch, or several one below the other; sums stay on the device until read.
 
-        ``sizes`` are the rows of each batch. Losses and sums are taken batch by batch, so that not
-        even their rounding tells how many came at once.
+        ``sizes`` are the rows of each batch, which are summed up one after the other, so that not
+        even rounding tells how many came at once.
         """
         if not len(outputs):  # all rows of this batch are other processes'
             return
@@ -50,15 +55,14 @@ class Score:
         parts = [rows] if sizes is None else list(sizes)
         self._rows += rows
         if weight is None:
-            self._add("weight", outputs.new_tensor(rows, dtype=torch.float64))
+            self._count("weight", torch.tensor([float(rows)]).to(outputs.device), None, [1])
         else:
             self._count("weight", weight, None, parts)
         low, high = outputs.aminmax(dim=0)
         self._low = torch.minimum(self._low, low) if self._low is not None else low
         self._high = torch.maximum(self._high, high) if self._high is not None else high
-        pairs = zip(torch.split(outputs, parts), torch.split(target, parts), strict=True)
-        losses = torch.cat([self.task.loss.value(*pair) for pair in pairs])
-        self._count("loss", losses, weight, parts)
+        losses = self.task.loss.value(_filled_up(outputs), _filled_up(target))
+        self._count("loss", losses[:rows], weight, parts)
         if self.task.kind == "numbers":
             outputs, target = outputs.double(), target.double()  # squares of large numbers
             self._count("error", (outputs - target).square(), weight, parts)
@@ -105,11 +109,14 @@ class Score:
     def _count(self, key: str, values: Tensor, weight: Tensor | None, sizes: Sequence[int]) -> None:
         if weight is not None:
             values = values * weight.view(-1, *[1] * (values.ndim - 1))
-        for part in torch.split(values.double(), list(sizes)):
-            self._add(key, part.sum(0))
-
-    def _add(self, key: str, total: Tensor) -> None:
-        self._sums[key] = self._sums[key] + total if key in self._sums else total
+        values, at = values.double(), 0
+        sums = [self._sums[key][None]] if key in self._sums else []
+        for size, same in itertools.groupby(sizes):
+            count = len(list(same))
+            part = values[at : at + count * size]
+            sums.append(part.view(count, size, *values.shape[1:]).sum(1))
+            at += count * size
+        self._sums[key] = torch.cat(sums).cumsum(0)[-1]
 
     @property
     def loss(self) -> float:
@@ -125,6 +132,15 @@ class Score:
         exact = (sums["error"] <= 0).double()
         r2 = torch.where(spread > 0, 1 - sums["error"] / spread.clamp_min(1e-300), exact)
         return float(r2.mean())
+
+
+def _filled_up(rows: Tensor) -> Tensor:
+    """With rows of zeros, so that all of them go through the same lanes of a processor's vectors.
+
+    Numbers that are left over may be rounded in another way there.
+    """
+    lacking = -len(rows) % _LANES
+    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, lacking)) if lacking else rows
 
 
 @torch.no_grad()

@@ -393,7 +393,8 @@ class Trainer:
         return all(self.team.gather(self._finite_here()))
 
     def _finite_here(self) -> bool:
-        return all(bool(torch.isfinite(p).all()) for p in self.problem.graph.parameters)
+        ends = (p.detach().aminmax() for p in self.problem.graph.parameters if p.numel())
+        return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     def _diverged(self) -> None:
         _put_back(self.model, self.good if self.best is None else self.best)

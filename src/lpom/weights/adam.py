@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lpom.graph import Graph
+
+#: Numbers of a matrix whose gradient is not held as a whole, and of the part of it that is.
+LARGE = 1 << 19
 
 
 class Adam(torch.optim.Adam):
@@ -23,35 +30,42 @@ class Adam(torch.optim.Adam):
         super().__init__(params, lr=lr, fused=True)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             for group in self.param_groups:
-                self._move(group)
+                weights = [p for p in group["params"] if p.grad is not None]
+                if weights:
+                    self._move_all(group, weights)
 
     # torch wraps every other step in a note for its profiler, which takes as long as the step
     step.hooked = True  # type: ignore[attr-defined]
 
-    def _move(self, group: dict[str, Any]) -> None:
-        weights = [p for p in group["params"] if p.grad is not None]
-        if not weights:
-            return
+    def descend(
+        self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor, decay: float
+    ) -> None:
+        """The step of one matrix, whose gradient is ``share * R.T @ X + decay * weight``.
+
+        Some rows of it at a time: the gradient is never there as a whole.
+        """
+        if isinstance(share, Tensor):
+            R, share = R * share, 1.0
+        group = next(g for g in self.param_groups if any(p is weight for p in g["params"]))
+        memory = self.state[weight] or self._begun(weight)
+        memory["step"] += 1
+        rows = max(1, LARGE // weight.shape[1])
+        room = torch.empty_like(weight[:rows])
+        whole = weight, memory["exp_avg"], memory["exp_avg_sq"], R.T
+        for W, M, V, part in zip(*(torch.split(t, rows) for t in whole), strict=True):
+            gradient = room[: len(W)]
+            torch.addmm(W, part, X, beta=decay, alpha=share, out=gradient)
+            _kernel(group, [W], [gradient], [M], [V], [memory["step"]])
+
+    def _move_all(self, group: dict[str, Any], weights: list[nn.Parameter]) -> None:
         memory = [self.state[p] or self._begun(p) for p in weights]
         steps = [of["step"] for of in memory]
         torch._foreach_add_(steps, 1)
-        torch._fused_adam_(
-            weights,
-            [p.grad for p in weights],
-            [of["exp_avg"] for of in memory],
-            [of["exp_avg_sq"] for of in memory],
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=0.0,
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
+        gradients = [p.grad for p in weights]
+        firsts, seconds = [of["exp_avg"] for of in memory], [of["exp_avg_sq"] for of in memory]
+        _kernel(group, weights, gradients, firsts, seconds, steps)
 
     def _begun(self, weight: nn.Parameter) -> dict[str, Tensor]:
         memory: dict[str, Tensor] = self.state[weight]  # others may hold it already
@@ -61,9 +75,39 @@ class Adam(torch.optim.Adam):
         return memory
 
 
+def _kernel(
+    group: dict[str, Any], weights: Any, gradients: Any, firsts: Any, seconds: Any, steps: Any
+) -> None:
+    """torch's own, of lists of tensors: ``firsts`` are M, ``seconds`` V."""
+    torch._fused_adam_(
+        weights,
+        gradients,
+        firsts,
+        seconds,
+        [],
+        steps,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=0.0,
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )
+
+
 def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
     """The short way where all weights are alike, else torch's."""
     weights = list(parameters)
     if len({(p.dtype, p.device) for p in weights}) == 1:
         return Adam(weights, lr)
     return torch.optim.Adam(weights, lr=lr, fused=True)
+
+
+def large_matrices(graph: Graph) -> set[nn.Parameter]:
+    """Those that `Adam.descend` is for: each of one Linear, whose edge is nothing else."""
+    met = Counter(p for node in graph for p in node.parameters)
+    edges = [node.edge for node in graph if node.edge.linear is not None]
+    linears = {p for edge in edges for p in edge.parameters if p.ndim == 2}
+    wanted = (p for p in linears if met[p] == 1 and p.requires_grad and p.is_contiguous())
+    return {p for p in wanted if p.numel() > LARGE}

@@ -179,7 +179,7 @@ class ByGram(LeastSquares):
         share: Share | None = None,
     ) -> None:
         self.layer, self.uses = layer, uses
-        A = torch.cat([design(layer, use.sources[0].detach()) for use in uses])
+        A = _one([design(layer, use.sources[0].detach()) for use in uses])
         self.scale: Tensor | None = None
         if any(use.weight is not None for use in uses):
             self.scale = torch.cat([self._per_row(use) for use in uses]).sqrt()[:, None]
@@ -227,7 +227,7 @@ class ByGram(LeastSquares):
         return found
 
     def _stacked(self, residuals: Sequence[Tensor]) -> Tensor:
-        R = torch.cat([self._rows(residual) for residual in residuals])
+        R = _one([self._rows(residual) for residual in residuals])
         return R if self.scale is None else self.scale * R
 
     def _parted(self, rows: Tensor) -> list[Tensor]:
@@ -238,8 +238,11 @@ class ByGram(LeastSquares):
         return [self._unrows(part, use.Z) for part, use in zip(parts, self.uses, strict=True)]
 
     def add(self, C: Tensor) -> None:
-        for parameter, change in self.parts(self.gram.weights(C).T).items():
-            parameter.detach().add_(change)
+        weight, bias = self.layer.weight.detach(), self.layer.bias
+        matrix = weight.flatten(1)  # a view, but of kernels with their channels last
+        self.gram.add(C, matrix, *([] if bias is None else [bias.detach()[:, None]]))
+        if matrix.data_ptr() != weight.data_ptr():
+            weight.copy_(matrix.view(weight.shape))
 
     def _rows(self, Z: Tensor) -> Tensor:
         """``Z`` as rows of outputs: (samples and places, outputs)."""
@@ -252,6 +255,10 @@ class ByGram(LeastSquares):
             m, c, h, w = like.shape
             return rows.reshape(m, h, w, c).movedim(-1, 1)
         return rows.reshape(like.shape)
+
+
+def _one(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def design(layer: nn.Linear | nn.Conv2d, X: Tensor) -> Tensor:

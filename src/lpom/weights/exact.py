@@ -46,15 +46,15 @@ def exact_step(
         Z = [use.Z for use in uses]
         if C is not None:
             Z = [z + move for z, move in zip(Z, squares.apply(C), strict=True)]
-        residuals = [phi(z) - use.goal for phi, z, use in zip(phis, Z, uses, strict=True)]
-        return squares.solve(residuals) / gamma
+        return squares.solve([phi(z) - use.goal for phi, z, use in zip(phis, Z, uses, strict=True)])
 
-    C = -gradient(None)  # Y_0 = 0
+    C = gradient(None) * (-1 / gamma)  # Y_0 = 0
     C_old, theta_old = torch.zeros_like(C), next_theta(0.0)
     for _ in range(iterations - 1):
         theta = next_theta(theta_old)
-        Y = theta * C - math.sqrt(theta) * (theta_old * C_old - C)
-        C_old, C = C, Y - gradient(Y)
+        root = math.sqrt(theta)  # Y = theta C - root (theta_old C_old - C)
+        Y = ((theta + root) * C).sub_(C_old, alpha=root * theta_old)
+        C_old, C = C, torch.sub(Y, gradient(Y), alpha=1 / gamma)
         theta_old = theta
     squares.add(C)
     return squares.deficient

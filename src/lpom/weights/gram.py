@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import final
 
 import torch
@@ -46,6 +46,11 @@ class Gram(ABC):
     @abstractmethod
     def weights(self, C: Tensor) -> Tensor:
         """The weight change they stand for, one row per output as in a map's matrix, (out, n)."""
+
+    def add(self, C: Tensor, *columns: Tensor) -> None:
+        """Add the weight change in place to a matrix (out, n), given as parts side by side."""
+        for part, change in zip(columns, _parted(self.weights(C), columns), strict=True):
+            part.add_(change)
 
     def adjoint(self, R: Tensor) -> Tensor:
         """``A^T R``, over the rows of all ranks."""
@@ -86,28 +91,39 @@ class Columns(Gram):
 
 @final
 class Rows(Gram):
-    """More columns than rows: weights are ``C^T A``, the matrix is ``G = A A^T``.
+    r"""More columns than rows: with ``G = A A^T``, weights are :math:`C^T (G + \lambda)^{-1} A`.
 
-    An iteration costs O(m^2 out) instead of O(m n out).
+    The coefficients are right-hand sides, so an iteration makes one product of O(m^2 out), with
+    :math:`(G + \lambda)^{-1} G`, instead of two of O(m n out).
     """
 
     def __init__(self, A: Tensor, ridge: Tensor) -> None:
         self.A, self.ridge = A, ridge
         self.G = A @ A.T
-        self._inverse, self.deficient = inverse(self.G, ridge)
+        self.inverse, self.deficient = inverse(self.G, ridge)
+
+    @cached_property
+    def _reached(self) -> Tensor:
+        """The share of a right-hand side that the weights can say."""
+        return self.inverse(self.G)
 
     def solve(self, R: Tensor) -> Tensor:
-        return self._inverse(R)
+        return R
 
     def apply(self, C: Tensor) -> Tensor:
-        return self.G @ C
+        return self._reached @ C
 
     def weights(self, C: Tensor) -> Tensor:
-        return C.T @ self.A
+        return self.inverse(C).T @ self.A
+
+    def add(self, C: Tensor, *columns: Tensor) -> None:
+        left = self.inverse(C).T
+        for part, A in zip(columns, _parted(self.A, columns), strict=True):
+            part.addmm_(left, A)
 
     def invert(self, B: Tensor) -> Tensor:
         # Woodbury's identity
-        return (B - self.A.T @ self._inverse(self.A @ B)) / self.ridge
+        return (B - self.A.T @ self.inverse(self.A @ B)) / self.ridge
 
 
 @final
@@ -127,11 +143,15 @@ class IndependentRows(Gram):
         return C
 
     def weights(self, C: Tensor) -> Tensor:
-        return self.rows.weights(self.rows.solve(C))
+        return self.rows.weights(C)
+
+    def add(self, C: Tensor, *columns: Tensor) -> None:
+        self.rows.add(C, *columns)
 
     def invert(self, B: Tensor) -> Tensor:
         # without a ridge there is but the pseudo-inverse of A^T A
-        return self.A.T @ self.rows.solve(self.rows.solve(self.A @ B))
+        inverse = self.rows.inverse
+        return self.A.T @ inverse(inverse(self.A @ B))
 
 
 def gram(
@@ -200,6 +220,12 @@ class _ByFactor:
         if self._inverse is None:
             self._inverse = torch.cholesky_inverse(self.factor)
         return self._inverse @ R
+
+
+def _parted(matrix: Tensor, columns: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A matrix in parts as wide as these."""
+    parts: tuple[Tensor, ...] = torch.split(matrix, [part.shape[1] for part in columns], dim=1)
+    return parts
 
 
 def _by_eigenvectors(vectors: Tensor, reciprocals: Tensor, R: Tensor) -> Tensor:
