@@ -15,7 +15,6 @@ others to measure on, after the last epoch alone. Finished runs are kept in resu
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
@@ -23,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from lpom import methods
-from lpom.experiments.records import machine
+from lpom.experiments.paper import with_rate
+from lpom.experiments.records import add_line, find_line, machine
 from lpom.training import fit
 
 RESULTS = Path(__file__).parent / "results" / "adding.jsonl"
@@ -65,20 +65,14 @@ class Adder(nn.Module):
 def error(method: str, rate: float, epochs: int, seed: int, path: Path) -> float:
     """The mean squared error on the sequences to measure on; from the file if it is there."""
     settings = {"method": method, "learning_rate": rate, "epochs": epochs, "seed": seed}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        record = json.loads(line)
-        if all(record[name] == value for name, value in settings.items()):
-            return float(record["mean squared error"])
-    chosen = (
-        methods.get(method, weights={"adaptive": {"learning_rate": rate}})
-        if method == "lpom"
-        else methods.get(method, learning_rate=rate)
-    )
+    known = find_line(path, settings)
+    if known is not None:
+        return float(known["mean squared error"])
     model = Adder(seed)
     result = fit(
         model,
         *sequences(ROWS, seed=2 * seed),
-        method=chosen,
+        method=methods.get(method, **with_rate(method, rate)),
         loss="squared",
         epochs=epochs,
         batch_size=100,
@@ -90,8 +84,7 @@ def error(method: str, rate: float, epochs: int, seed: int, path: Path) -> float
     with torch.no_grad():
         found = float((model(X) - y).square().mean())
     record = settings | {"mean squared error": found, "seconds": result.training_seconds}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record | {"machine": machine()}, sort_keys=True) + "\n")
+    add_line(path, record | {"machine": machine()})
     return found
 
 

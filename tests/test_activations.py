@@ -594,3 +594,15 @@ def test_between_kinks_an_activation_is_affine(activation):
         x = activation.phi(z)
         line = torch.lerp(x[0], x[-1], (z - z[0]) / (z[-1] - z[0]))
         torch.testing.assert_close(x, line)
+
+
+def test_sparsemax_ends_where_an_element_is_at_its_level():
+    """In single precision the level may come out on either side of it, round after round."""
+    generator = torch.Generator().manual_seed(0)
+    z = 0.9 * torch.rand(2000, 3, generator=generator)
+    z -= z.amax(-1, keepdim=True)
+    level = (z.topk(2).values.sum(-1, keepdim=True) - 1) / 2
+    z = z.scatter(-1, z.argmin(-1, keepdim=True), level)  # which changes nothing above it
+    said = Sparsemax().phi(z)
+    torch.testing.assert_close(said.sum(-1), torch.ones(2000))
+    torch.testing.assert_close(said, (z - level).clamp(min=0), atol=1e-6, rtol=0)

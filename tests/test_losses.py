@@ -15,7 +15,14 @@ from lpom import losses
 from lpom.exceptions import DataError
 from lpom.losses import BinaryCrossEntropy, CrossEntropy, Hinge, Huber, Loss, Squared
 
-CASES = [*map(losses.get, losses.names()), Hinge(0.0), Hinge(0.1), Hinge(2.0), Huber(0.3)]
+CASES = [
+    *map(losses.get, losses.names()),
+    CrossEntropy(label_smoothing=0.1),
+    Hinge(0.0),
+    Hinge(0.1),
+    Hinge(2.0),
+    Huber(0.3),
+]
 SMOOTH = [case for case in CASES if math.isfinite(case.lipschitz)]
 
 
@@ -106,6 +113,10 @@ def test_values_are_those_of_torch():
     for loss, expected in [
         (Squared(), lambda x, t: F.mse_loss(x, t, reduction="none").sum(1) / 2),
         (CrossEntropy(), lambda x, t: F.cross_entropy(x, t, reduction="none")),
+        (
+            CrossEntropy(label_smoothing=0.2),
+            lambda x, t: F.cross_entropy(x, t, reduction="none", label_smoothing=0.2),
+        ),
         (
             BinaryCrossEntropy(),
             lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none").sum(1),
@@ -207,7 +218,7 @@ def test_bad_labels_are_refused(labels, n_classes, n_outputs, message):
 @each(CASES)
 def test_the_threshold_parts_yes_from_no(loss):
     """On one output for two classes, both answers cost the same exactly at the threshold."""
-    if loss == CrossEntropy():
+    if isinstance(loss, CrossEntropy):
         pytest.skip("needs one output per class")
     no, yes = loss.encode(torch.tensor([0, 1]), 2, 1, torch.float64)[:, None]
     x = torch.tensor([[loss.threshold]], dtype=torch.float64)
@@ -268,3 +279,22 @@ def test_the_proximal_step_meets_its_optimality_condition(name, lower, strength)
     assert bool((x >= lower).all())
     assert slope[x > lower].abs().max() < 1e-12 * max(1.0, strength)
     assert slope.min() > -1e-12 * max(1.0, strength)  # at the bound it points outwards
+
+
+def test_steps_that_do_not_count_are_not_smoothed():
+    loss = CrossEntropy(label_smoothing=0.3)
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    labels = torch.tensor([[0, 1, -100], [3, -100, -100]])
+    flat = labels.flatten().clamp(min=0)
+    target = loss.left_out(loss.encode(flat, 4, 4, torch.float64), labels.flatten() < 0)
+    target = target.unflatten(0, (2, 3))
+    expected = F.cross_entropy(
+        x.transpose(1, 2), labels, reduction="none", label_smoothing=0.3, ignore_index=-100
+    )
+    torch.testing.assert_close(loss.value(x, target), expected)
+    assert (loss.gradient(x, target)[labels < 0] == 0).all()
+
+
+def test_a_share_of_labels_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="share from 0 to below 1, got 1.5"):
+        CrossEntropy(label_smoothing=1.5)

@@ -336,18 +336,16 @@ class _Scanned(torch.autograd.Function):
         memory, ctx.memory = ctx.memory, None
         if memory is None:  # carried back once more: what was known is written over
             memory = scan.forward(x, start, weights)[2]
-        pull, *ends = (None if g is None else g / strength for g in gradients)
-        if pull is None:
-            pull = memory.outputs.new_zeros(memory.outputs.shape)
+        g, *ends = gradients
+        pull = torch.empty_like(memory.outputs, memory_format=torch.contiguous_format)
+        pull = pull.zero_() if g is None else torch.div(g, strength, out=pull)
+        ends = [None if end is None else end / strength for end in ends]
         below, starts = scan.backward(memory, pull, ends, weights, down=ctx.needs_input_grad[3])
         found: list[Tensor | None] = [None] * len(weights)
         wanted = ctx.needs_input_grad[4 + ctx.n_start :]
-        for k, R, X in scan.products(memory):
-            if wanted[k]:
-                R = R.reshape(-1, R.shape[-1])
-                part = R.sum(0) if X is None else R.T @ X.reshape(-1, X.shape[-1])
-                found[k] = part if found[k] is None else found[k] + part
-        answers = (below, *starts, *found)
+        for k, part in scan.gradients(memory, wanted):
+            found[k] = part if found[k] is None else found[k] + part
+        answers = (below, *(starts or [None] * len(start)), *found)
         return None, None, None, *(None if a is None else a * strength for a in answers)
 
 

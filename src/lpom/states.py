@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
+from lpom.graph.adjoints import is_narrow, product
 from lpom.graph.programs import Program
 from lpom.graph.scans import Layer, Memory
 from lpom.weights.adaptive import as_gradient
@@ -254,12 +255,8 @@ class States:
     ) -> None:
         """Gradients of the weights of a recurrent layer that has been swept."""
         back, memory = _Back(self, node, share), self._passes.pop(node.index)
-        for parameter, R, X in layer.products(memory, weight):
-            R = R.reshape(-1, R.shape[-1])
-            if X is None:
-                back.add_sum(parameter, R)
-            else:
-                back.add_product(parameter, R, X.reshape(-1, X.shape[-1]))
+        for parameter, gradient in layer.gradients(memory, weight):
+            back.add(parameter, gradient)
 
     def _run_back(
         self,
@@ -475,6 +472,9 @@ class States:
     ) -> None:
         """``share * R.T @ X`` for the gradient of a matrix."""
         if not parameter.requires_grad:
+            return
+        if len(X) >= 16 * X.shape[1] and is_narrow(R, X):
+            self._add_gradient(parameter, as_gradient(parameter, product(R, X), share))
             return
         if isinstance(share, Tensor):
             R, share = R * share, 1.0

@@ -7,9 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from scipy import ndimage
 from torch import Tensor
 
 from lpom.datasets import augmented_loader
+from lpom.datasets.augmentation import turned
 
 N = 30
 X = torch.rand(N, 2, 5, 4, generator=torch.Generator().manual_seed(0))
@@ -122,3 +124,39 @@ def test_arrays_are_taken_and_single_rows_given() -> None:
 def test_what_is_refused(pictures: Tensor, settings: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         augmented_loader(pictures, Y, **{"batch_size": 8, **settings})
+
+
+def test_pictures_are_turned_and_stretched_as_scipy_does_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.rand(6, 2, 9, 7, generator=generator, dtype=torch.float64)
+    angles = torch.rand(6, generator=generator) - 0.5
+    sides = 1 + 0.4 * (torch.rand(2, 6, generator=generator) - 0.5)
+    found = turned(pictures, angles, sides)
+    centre = np.array([4.0, 3.0])
+    for k in range(6):
+        a = float(angles[k])
+        back = np.array([[np.cos(a), np.sin(a)], [-np.sin(a), np.cos(a)]])  # (row, column)
+        back = np.diag(1 / sides[:, k].double().numpy()) @ back
+        for channel in range(2):
+            expected = ndimage.affine_transform(
+                np.pad(pictures[k, channel].numpy(), 3),
+                back,
+                centre + 3 - back @ (centre + 3),
+                order=1,
+            )[3:-3, 3:-3]
+            np.testing.assert_allclose(found[k, channel], expected, atol=1e-6)
+
+
+def test_a_quarter_turn_goes_against_the_clock() -> None:
+    pictures = torch.rand(3, 1, 6, 6, dtype=torch.float64)
+    quarter = turned(pictures, torch.full((3,), torch.pi / 2), torch.ones(2, 3))
+    torch.testing.assert_close(quarter, pictures.rot90(1, (2, 3)), atol=1e-6, rtol=0)
+
+
+def test_turning_changes_every_picture_and_the_targets_stay() -> None:
+    loader = augmented_loader(X, Y, 8, flip=False, crop=0, turn=20, stretch=0.1)
+    for pictures, rows in loader:
+        assert pictures.shape[1:] == X.shape[1:]
+        assert all(not torch.equal(p, X[row]) for p, row in zip(pictures, rows, strict=True))
+    with pytest.raises(ValueError, match="stretch must be a share"):
+        augmented_loader(X, Y, 8, stretch=1.0)

@@ -68,7 +68,7 @@ def test_large_ratios_are_written_out():
 def test_the_pictures_show_a_line_of_each_method(tmp_path, blobs):
     compare(PLAN, blobs, tmp_path)
     places = [0, 5, 1]  # of lpom, adam, sgd among the mini-batch methods
-    for name in ("accuracy-epochs.png", "accuracy-seconds.png"):
+    for name in ("by-epochs.png", "by-seconds.png"):
         image = imread(tmp_path / name)[..., :3]
         for color in (COLORS[place] for place in places):
             there = (abs(image - to_rgb(color)) < 2 / 255).all(2)
@@ -304,4 +304,4 @@ class TestCommand:
 
 def test_the_files_are_those_that_are_documented():
     names = (module.RESULTS, module.TABLE, module.BY_EPOCH, module.BY_SECOND)
-    assert names == ("results.jsonl", "table.md", "accuracy-epochs.png", "accuracy-seconds.png")
+    assert names == ("results.jsonl", "table.md", "by-epochs.png", "by-seconds.png")

@@ -99,6 +99,23 @@ def test_a_shorter_run_of_another_row_is_not_taken_for_this_one(tiny, tmp_path, 
     assert "yes;" in _row(text, "| steps, 12 |") and "not run" in _row(text, "| longer, 12 |")
 
 
+def test_help_that_a_run_had_is_told(tiny, tmp_path, monkeypatch):
+    helped = replace(
+        PLAIN,
+        options={"hidden": [12]},
+        loss_params={"label_smoothing": 0.1},
+        augment={"flip": False, "crop": 0, "turn": 10.0},
+        weight_decay=1e-4,
+    )
+    table = replace(tiny, rows=(Row("helped", "helped, 12", helped, {"lpom": 2e-3}),))
+    monkeypatch.setitem(TABLES, "tiny", table)
+    reproduce_rows("tiny", folder=tmp_path, seeds=(0,))
+    said = (
+        "loss cross-entropy, crop 0, flip False, turn 10, label_smoothing 0.1, weight_decay 0.0001;"
+    )
+    assert said in rows_section(table, tmp_path)
+
+
 def _row(text, begin):
     return next(line for line in text.splitlines() if line.startswith(begin))
 

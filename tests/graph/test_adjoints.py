@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import lpom
 from lpom import networks
 from lpom.graph import trace
-from lpom.graph.adjoints import ADJOINTS
+from lpom.graph.adjoints import ADJOINTS, is_narrow, product
 
 M = 5  # samples
 
@@ -205,3 +208,23 @@ def test_a_step_of_a_stack_is_that_step():
     graph = trace(model, inputs)
     assert len(graph[graph.output].sources) == 1
     torch.testing.assert_close(graph.feed_forward(inputs)[1][graph.output], model(inputs).detach())
+
+
+@pytest.mark.parametrize("columns", [1, 4, 20, 100])
+def test_products_turned_round_are_the_same(columns):
+    R, X = torch.randn(500, 30), torch.randn(500, columns)
+    assert is_narrow(R, X) == (columns in (4, 20))
+    torch.testing.assert_close(product(R, X), R.T @ X, rtol=1e-4, atol=1e-4)
+
+
+def test_few_inputs_have_the_gradients_of_a_lifted_loop():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 2)).double()
+    x, y = torch.randn(200, 3, dtype=torch.float64), torch.arange(200) % 2
+    looped = copy.deepcopy(model)
+    F.cross_entropy(lpom.lift(looped, mu=2.0)(x), y).backward()
+    torch.optim.SGD(looped.parameters(), 0.1).step()
+    weights = lpom.Adaptive(optimizer="sgd", learning_rate=0.1, schedule="constant")
+    lpom.fit(model, x, y, epochs=1, batch_size=200, method=lpom.LPOM(mu=2.0, weights=weights))
+    for a, b in zip(model.parameters(), looped.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

@@ -9,15 +9,20 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import chain
 
 import pytest
 import torch
+from torch import nn
 
 from lpom import LPOM, Checkpoint, Parallel, Sweeps, losses, methods, mlp
 from lpom.graph import trace
 from lpom.methods import Problem
+from lpom.parallel import memory
+from lpom.parallel.dividing import divide, shares
+from lpom.parallel.lending import lend, lendable, lent_rows
 from lpom.parallel.pipeline import check
-from lpom.parallel.stages import Stage, cut, work
+from lpom.parallel.stages import Stage, cut, plan, work
 from lpom.penalties import L1
 
 from . import worker
@@ -31,9 +36,14 @@ NAMES = [
     "residual-exact",
     "recurrent-adam",
     "recurrent-exact",
+    "wide-adam",
+    "wide-sgd-weighted",
+    "pictures-adam",
+    "pictures-sgd-weighted",
 ]
 CASES = [(name, *spread, "none") for name in NAMES for spread in ((1, 2), (2, 1))]
-PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam"]
+PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam", "wide-adam"]
+PIPELINED += ["pictures-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 CASES += [("steps-adam", 1, 2, "none")]
 #: All states at once over layers and rows; over rows any order.
@@ -197,8 +207,8 @@ def test_a_rank_that_is_killed_ends_the_other_which_names_it(tmp_path):
     assert codes == [1, -signal.SIGKILL]
     assert f"LostRankError: rank 1 (process {processes[1].pid}" in texts[0]
     plan = Checkpoint(tmp_path / "run", every_epochs=1)
-    went_on = worker.run("chain-adam", checkpoint=plan)  # with one rank
-    assert close(went_on, worker.run("chain-adam"))
+    went_on = worker.run("wide-adam", checkpoint=plan)  # with one rank
+    assert close(went_on, worker.run("wide-adam"))
 
 
 def test_what_ranks_must_agree_on_and_what_ends_one_of_them(tmp_path):
@@ -229,6 +239,126 @@ def test_a_cut_where_much_would_cross_is_not_taken():
     assert cut(graph, [1e3] * 4, [0, 0, 1e3, 0, 0], 2) in ([1, 4], [3, 4])
 
 
+def test_the_units_of_a_layer_are_divided_where_that_is_more_even():
+    graph = trace(mlp([7, 64, 64, 64, 3]), X)
+    assert cut(graph, [1, 2, 2, 1e-6], [0] * 5, 2, divides=True) == [1.75, 4]
+    assert cut(graph, [1, 2, 2, 1e-6], [0] * 5, 2) == [2, 4]
+    assert cut(graph, [1, 12, 1, 1e-6], [0] * 5, 4, divides=True) == [1.25, 1.5, 1.75, 4]
+    # not if too much would cross: what the divided units read does as well
+    assert cut(graph, [1e3, 2e3, 2e3, 0], [0, 1e3, 1, 1, 0], 2, divides=True) == [2, 4]
+
+
+def test_rows_of_the_first_part_are_lent_where_it_is_the_larger_one():
+    pictures, example = worker.Pictures(), torch.zeros(3, 3, 32, 32)
+    graph = trace(pictures, example)
+    found = plan(graph, example, 12, 2, divides=True, lends=True)
+    assert found.places == [1, 3] and lent_rows(found.lent, 12) > 0
+    assert plan(graph, example, 12, 2, divides=True, lends=False).lent == 0
+    assert plan(trace(mlp([7] * 5), X), X, 12, 2, divides=True, lends=True).lent == 0
+    normed = trace(worker.Residual(), torch.zeros(3, 1, 6, 6))
+    assert lendable(graph, 2) and not lendable(normed, 1)  # batch norm looks at all rows
+
+
+def test_what_can_not_be_divided_stays_together():
+    def divisible(model, example):
+        graph = trace(model, example)
+        return [bool(shares(graph, node)) for node in graph]
+
+    assert divisible(mlp([7, 64, 64, 64]), X) == [True, True, False]  # the loss reads the output
+    assert divisible(mlp([7, 16, 32, 3]), X) == [False, True, False]  # too few units
+    softmax = nn.Sequential(nn.Linear(7, 64), nn.Softmax(1), nn.Linear(64, 3))
+    assert divisible(softmax, X) == [False, False]
+    both = nn.Linear(64, 64)
+    tied = nn.Sequential(nn.Linear(7, 64), nn.ReLU(), both, nn.ReLU(), both, nn.ReLU())
+    assert divisible(tied, X)[1:] == [False, False]
+    pictures = torch.zeros(3, 1, 6, 6)
+    normed = nn.Sequential(nn.Conv2d(1, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten())
+    assert divisible(nn.Sequential(normed, nn.Linear(512, 3)), pictures) == [False, False]
+    grouped = nn.Sequential(nn.Conv2d(4, 32, 3, groups=4), nn.ReLU(), nn.Flatten())
+    assert not any(divisible(nn.Sequential(grouped, nn.Linear(512, 3)), torch.zeros(3, 4, 6, 6)))
+    pooled = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    assert divisible(nn.Sequential(pooled, nn.Linear(128, 3)), pictures) == [True, False]
+
+
+def skipping():
+    """States that several nodes read, of units and of channels."""
+
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution, self.pool = nn.Conv2d(1, 32, 3), nn.MaxPool2d(2)
+            self.low, self.high = nn.Linear(128, 32), nn.Linear(32, 32)
+            self.head = nn.Linear(32 + 128, 3)
+
+        def forward(self, x):
+            first = self.pool(torch.relu(self.convolution(x))).flatten(1)
+            second = torch.relu(self.low(first))
+            return self.head(torch.cat([second + torch.relu(self.high(second)), first], 1))
+
+    torch.manual_seed(0)
+    return Skipping().double(), torch.randn(5, 1, 6, 6).double()
+
+
+@pytest.mark.parametrize("places", [[0.5, 4], [1.5, 4], [0.5, 1.5, 2.5, 4], [1, 4]])
+def test_pieces_side_by_side_are_the_whole(places):
+    model, example = skipping()
+    graph = trace(model, example)
+    Z, whole = graph.feed_forward(example)
+    divided = divide(graph, places)
+    assert len(divided.graph) == len(graph) + sum(place % 1 > 0 for place in places)
+    assert divided.ends[-1] == len(divided.graph)
+    _, found = divided.graph.feed_forward(example)
+    for origin, expected in enumerate(whole):
+        pieces = [x for x, of in zip(found, divided.origins, strict=True) if of == origin]
+        torch.testing.assert_close(torch.cat(pieces, 1), expected, rtol=1e-12, atol=1e-12)
+    for weight, views in divided.rows.items():  # which move it
+        assert views[0].data_ptr() == weight.data_ptr()
+        assert sum(len(view) for view in views) == len(weight)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.05])
+def test_lent_rows_below_the_others_are_the_whole(share):
+    model, example = skipping()
+    graph = trace(model, example)
+    _, whole = graph.feed_forward(example)
+    lent = lend(graph, [2, 4], share)
+    assert lent.ends == [2, 6] and len(lent.parameters) == 4
+    _, found = lent.graph.feed_forward(example)
+    for origin, expected in enumerate(whole):
+        numbers = [i for i, of in enumerate(lent.origins) if of == origin]
+        pieces = [found[i] for i in numbers]
+        assert not origin or [len(x) for x in pieces] == [lent.rows(i, 5) for i in numbers]
+        torch.testing.assert_close(torch.cat(pieces), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_optimiser_remembers_of_the_rows_what_it_did_of_the_whole():
+    def remembering(made, parameters):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter) * torch.arange(len(parameter))[:, None]
+        made.step()
+        return made
+
+    model = mlp([3, 32, 4])
+    weights = [p for p in model.parameters() if p.ndim > 1]
+    before = remembering(torch.optim.Adam(weights), weights).state_dict()
+    views = [nn.Parameter(weights[0].detach()[:16]), nn.Parameter(weights[0].detach()[16:])]
+    rows, owns = {weights[0]: views}, [{views[0]}, {views[1], weights[1]}]
+    ranks = []
+    for own in owns:
+        made = torch.optim.Adam(weights)
+        made.load_state_dict(before)
+        memory.take_own(made, own, rows)
+        assert set(made.state) == own
+        ranks.append(made)
+    found = [{str(k): v for k, v in made.state_dict()["state"].items()} for made in ranks]
+    joined = memory.joined(found)
+    expected = {str(k): v for k, v in before["state"].items()}
+    torch.testing.assert_close(joined, expected, rtol=0, atol=0)
+    memory.give_back(ranks[0], rows, joined)
+    assert ranks[0].param_groups[0]["params"][0] is weights[0]
+    torch.testing.assert_close(ranks[0].state[weights[0]], before["state"][0], rtol=0, atol=0)
+
+
 def test_weights_with_several_uses_stay_together():
     example = torch.zeros(3, 5, 4)
     graph = trace(worker.Recurrent(), example)
@@ -250,7 +380,8 @@ def test_the_parts_of_a_network_say_what_it_says():
     for ends in ([1, 4], [2, 4], [3, 4], [1, 2, 3, 4]):
         for layer in range(len(ends)):
             stage = Stage.of(graph, ends, layer)
-            stage.inbox.update({index: states[index] for index, _ in stage.received})
+            needed = chain.from_iterable(stage.received.values())
+            stage.inbox.update({index: states[index] for index in needed})
             _, found = stage.graph.feed_forward(example)
             for index, number in stage.numbers.items():
                 assert torch.equal(found[number], states[index])

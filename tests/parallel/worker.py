@@ -56,6 +56,25 @@ class Recurrent(nn.Module):
         return self.head(torch.tanh(self.hidden(self.cell(x)[0][:, -1])))
 
 
+class Pictures(nn.Module):
+    """A small network with a large first state."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 5, padding=2)
+        self.second = nn.Conv2d(16, 8, 3)
+        self.head = nn.Linear(8 * 3 * 3, 3)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(torch.relu(self.first(x)), 4)
+        x = nn.functional.max_pool2d(torch.relu(self.second(x)), 2)
+        return self.head(x.flatten(1))
+
+
+def wide():
+    return lpom.mlp([7, 48, 64, 3], seed=0)
+
+
 def chain():
     return lpom.mlp([7, 9, 8, 6, 3], seed=0)
 
@@ -69,6 +88,8 @@ MODELS = {
     "steps": (steps, (7,)),
     "residual": (Residual, (1, 6, 6)),
     "recurrent": (Recurrent, (5, 4)),
+    "wide": (wide, (7,)),
+    "pictures": (Pictures, (3, 32, 32)),
 }
 METHODS = {
     "adam": LPOM(mu=5.0),
@@ -182,7 +203,7 @@ def main(folder, *fault):
         case ("die",):
             in_the_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
             plan = lpom.Checkpoint(folder / "run", every_epochs=1)
-            run("chain-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
+            run("wide-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
         case ("stumble",):
             for parallel in (lpom.Parallel(data=2), lpom.Parallel(data=3)):
                 try:

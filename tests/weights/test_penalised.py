@@ -286,6 +286,16 @@ def test_a_target_is_reached_by_the_end(penalty, count, expected, weights):
     assert float(SQUARED.value(model(X).detach(), target).mean()) < 0.5 * before
 
 
+@pytest.mark.parametrize("penalty", [L1(keep=0.2), NuclearNorm(keep=0.2)], ids=repr)
+def test_a_target_empties_no_weight(penalty):
+    """A layer whose weights are small beside the others' would cut the network in two."""
+    X, target = numbers()
+    model = lpom.mlp([8, 10, 10, 2], "tanh", seed=0, dtype=X.dtype)
+    model[4].weight.data *= 1e-3
+    steps(model, X, target, LPOM(weights=Adaptive(learning_rate=1e-6), penalties=penalty), 20)
+    assert [bool(model[k].weight.any()) for k in (0, 2, 4)] == [True] * 3
+
+
 @pytest.mark.parametrize("penalty", [Binary(), Ternary(), Levels(bits=3)], ids=repr)
 @pytest.mark.parametrize("weights", ["adaptive", "exact"])
 def test_a_run_ends_on_the_levels(penalty, weights):

@@ -256,7 +256,7 @@ def _simplex_level(y: Tensor) -> Tensor:
         above, count = y > -1, -1
         while int(above.sum()) != count:
             count = int(above.sum())
-            above = y > _level_of(above, y)
+            above &= y > _level_of(above, y)  # rounding may not bring one back: it would not end
     return _level_of(above, y)
 
 

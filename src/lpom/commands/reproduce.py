@@ -18,6 +18,8 @@ from lpom.experiments.rows import reproduce_rows
 from lpom.experiments.summary import summary_path, write_summary
 from lpom.files import check_writable
 
+_LISTED = ", ".join(TABLES)
+
 
 def reproduce(
     name: Annotated[str, typer.Argument(help=f"{', '.join([*EXPERIMENTS, *TABLES])}, or all.")],
@@ -32,7 +34,7 @@ def reproduce(
         str | None, typer.Option(help="Only these networks, e.g. '300 300,100'.")
     ] = None,
     rows: Annotated[
-        str | None, typer.Option(help="Only these rows of discrete and compression, e.g. step-5.")
+        str | None, typer.Option(help=f"Only these rows of {_LISTED}, e.g. step-5.")
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed, one epoch, in a folder of its own.")

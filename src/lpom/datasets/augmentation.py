@@ -1,7 +1,8 @@
-"""Pictures that are flipped and shifted at random whenever they are drawn."""
+"""Pictures that are flipped, shifted, turned and stretched at random whenever they are drawn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,14 +24,17 @@ def augmented_loader(
     *,
     flip: bool = True,
     crop: int = 4,
+    turn: float = 0.0,
+    stretch: float = 0.0,
     seed: int = 0,
     generator: torch.Generator | None = None,
 ) -> DataLoader[Batch]:
-    """A data loader of shuffled batches, every picture flipped and cropped in a way of its own.
+    """A data loader of shuffled batches, every picture changed in a way of its own.
 
-    The order of the rows, the flips and the crops are all drawn from ``loader.generator`` and from
-    nothing else, one epoch after the other: its state at the beginning of an epoch decides all of
-    it, and seeding it anew starts again from the first.
+    The order of the rows and all changes are drawn from ``loader.generator`` and from nothing
+    else, one epoch after the other: its state at the beginning of an epoch decides all of it, and
+    seeding it anew starts again from the first. Digits want ``flip=False, crop=2, turn=10,
+    stretch=0.1``.
 
     Parameters
     ----------
@@ -39,6 +43,8 @@ def augmented_loader(
     batch_size : rows of a batch; the last one has what is left
     flip : whether a picture is mirrored, left to right, in one case of two
     crop : pixels of zeros put around a picture before one of its size is cut out somewhere
+    turn : most degrees by which a picture is turned, either way
+    stretch : most by which each of its sides grows or shrinks, e.g. 0.1 for a tenth
     seed : where a generator that is not given starts from
     generator : draws everything; on the CPU
     """
@@ -51,10 +57,13 @@ def augmented_loader(
         )
     check_number("batch_size", batch_size, whole=True)
     check_number("crop", crop, strict=False, whole=True)
+    check_number("turn", turn, strict=False)
+    if not 0 <= stretch < 1:
+        raise ValueError(f"stretch must be a share from 0 to below 1, got {stretch!r}.")
     if generator is None:
         generator = torch.Generator().manual_seed(seed)
     return DataLoader(
-        _Augmented(X, y, flip, crop, generator),
+        _Augmented(X, y, generator, flip, crop, math.radians(turn), stretch),
         batch_size,
         shuffle=True,
         generator=generator,
@@ -66,10 +75,17 @@ class _Augmented(TorchDataset[Batch]):
     """Rows by number, drawn anew each time; a loader asks for a whole batch at once."""
 
     def __init__(
-        self, X: Tensor, y: Tensor, flip: bool, crop: int, generator: torch.Generator
+        self,
+        X: Tensor,
+        y: Tensor,
+        generator: torch.Generator,
+        flip: bool,
+        crop: int,
+        turn: float,
+        stretch: float,
     ) -> None:
-        self.X, self.y = X, y
-        self.flip, self.crop, self.generator = flip, crop, generator
+        self.X, self.y, self.generator = X, y, generator
+        self.flip, self.crop, self.turn, self.stretch = flip, crop, turn, stretch
 
     def __len__(self) -> int:
         return len(self.X)
@@ -85,6 +101,10 @@ class _Augmented(TorchDataset[Batch]):
             pictures = self._flipped(pictures)
         if self.crop:
             pictures = self._cropped(pictures)
+        if self.turn or self.stretch:
+            drawn = 2 * torch.rand(3, len(pictures), generator=self.generator) - 1
+            angles, sides = self.turn * drawn[0], 1 + self.stretch * drawn[1:]
+            pictures = turned(pictures, angles, sides)
         return pictures, self.y[chosen.to(self.y.device)]
 
     def _flipped(self, pictures: Tensor) -> Tensor:
@@ -99,6 +119,24 @@ class _Augmented(TorchDataset[Batch]):
         crops = padded.unfold(2, n_rows, 1).unfold(3, n_columns, 1)
         chosen: Tensor = crops[torch.arange(n), :, top, left]
         return chosen
+
+
+def turned(pictures: Tensor, angles: Tensor, sides: Tensor) -> Tensor:
+    """Each picture turned against the clock about its centre, its rows and columns made longer.
+
+    Between pixels it is linear, and outside it is zero. ``angles`` (n,) are in radians, ``sides``
+    (2, n) are factors of height and width.
+    """
+    n_rows, n_columns = pictures.shape[2:]
+    cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
+    # from where in the old picture, both sides of which go from -1 to 1, each pixel comes
+    height, width = sides
+    across = n_rows / n_columns
+    x = torch.stack([cosine / width, -sine * across / width, zero], 1)
+    y = torch.stack([sine / across / height, cosine / height, zero], 1)
+    matrices = torch.stack([x, y], 1).to(pictures)
+    places = F.affine_grid(matrices, list(pictures.shape), align_corners=False)
+    return F.grid_sample(pictures, places, align_corners=False)
 
 
 def _as_it_is(batch: Any) -> Any:

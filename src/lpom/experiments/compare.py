@@ -30,8 +30,8 @@ from lpom.training.tasks import Task
 RESULTS, TABLE, BY_EPOCH, BY_SECOND = (
     "results.jsonl",
     "table.md",
-    "accuracy-epochs.png",
-    "accuracy-seconds.png",
+    "by-epochs.png",
+    "by-seconds.png",
 )
 
 

@@ -26,7 +26,8 @@ class Trial:
 
     On "validation" a sixth of the training data is held out and measured in place of the test
     data, which is then not touched. ``network`` is one of `lpom.networks`, with ``options``, in
-    place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures.
+    place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures, or changes
+    them in the ways that it names for `lpom.datasets.augmented_loader`.
     """
 
     dataset: str
@@ -44,7 +45,9 @@ class Trial:
     part: str = "test"
     network: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    augment: bool = False
+    augment: bool | dict[str, Any] = False
+    loss_params: dict[str, float] = field(default_factory=dict)
+    weight_decay: float = 0.0
 
     @property
     def key(self) -> str:
@@ -83,13 +86,27 @@ class Store:
         return next((record for record in self if record["key"] == trial.key), None)
 
     def add(self, record: dict[str, Any]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = not self.path.exists() or self.path.read_bytes()[-1:] in (b"", b"\n")
-        line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
-        with self.path.open("a") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        add_line(self.path, record)
+
+
+def add_line(path: Path, record: dict[str, Any]) -> None:
+    """Write a record behind those of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = not path.exists() or path.read_bytes()[-1:] in (b"", b"\n")
+    line = ("" if whole else "\n") + json.dumps(record, sort_keys=True) + "\n"
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def find_line(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The first record of a file that has these settings, if there is one."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        record: dict[str, Any] = json.loads(line)
+        if all(record.get(name) == value for name, value in settings.items()):
+            return record
+    return None
 
 
 def _record(line: str) -> dict[str, Any] | None:
@@ -136,6 +153,13 @@ def _source() -> str:
 
 
 #: Settings younger than the first stored runs, whose keys stay.
-_YOUNGER: dict[str, Any] = {"bias": True, "network": "", "options": {}, "augment": False}
+_YOUNGER: dict[str, Any] = {
+    "bias": True,
+    "network": "",
+    "options": {},
+    "augment": False,
+    "loss_params": {},
+    "weight_decay": 0.0,
+}
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

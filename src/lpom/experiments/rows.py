@@ -12,7 +12,7 @@ from lpom.experiments.beyond import TABLES, Row, Table
 from lpom.experiments.records import Store
 from lpom.experiments.reproduce import Say, follow, outcome
 from lpom.experiments.trials import run
-from lpom.experiments.tried import network_text, others, params_text, tried
+from lpom.experiments.tried import network_text, others, params_text, tried, unusual
 
 #: Names of what `remains` measures, as the table has them.
 SHARES = {
@@ -164,9 +164,10 @@ def _facts(table: Table, found: dict[str, dict[str, list[dict[str, Any]]]]) -> I
             f"{table.columns[column]} {params_text(records[0]['params'])}"
             for column, records in runs.items()
         )
+        help = params_text(unusual(first))
         yield (
             f"{row.title}: {network_text(first)}; {first['epochs']} epochs, batch "
-            f"{first['batch_size']}, loss {first['loss']}; {settings}."
+            f"{first['batch_size']}, loss {first['loss']}{', ' if help else ''}{help}; {settings}."
         )
     versions = {
         f"lpom {r['machine']['lpom']}, torch {r['machine']['torch']}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpom import methods
-from lpom.experiments.beyond import TABLES
+from lpom.experiments.beyond import PAST, TABLES
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
 from lpom.experiments.plots import draw_curves, draw_points
 from lpom.experiments.records import Store, Trial
@@ -82,7 +82,9 @@ def write_summary(folder: Path) -> Path:
     """Write the README beside ``folder``, the results."""
     path = summary_path(folder)
     sections = [section(experiment, folder) for experiment in EXPERIMENTS.values()]
-    beyond = [s for table in TABLES.values() if (s := rows_section(table, folder))]
+    sections.append(rows_section(PAST, folder))
+    further = (table for table in TABLES.values() if table is not PAST)
+    beyond = [s for table in further if (s := rows_section(table, folder))]
     parts = [HEAD.format(picture=_overview(folder)), *(s for s in sections if s)]
     parts += [*[BEYOND] * bool(beyond), *beyond]
     write_atomically(path, "\n".join(parts).encode())

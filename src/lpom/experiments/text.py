@@ -16,7 +16,7 @@ from lpom import networks, saving
 from lpom.checks import check_number
 from lpom.exceptions import DataError, ModelFileError
 from lpom.methods import Method
-from lpom.training import Callback, Result, fit
+from lpom.training import Callback, Checkpoint, Result, fit
 from lpom.training.measuring import evaluating
 
 HELD_OUT = 0.1  # of the text, from its end
@@ -123,7 +123,7 @@ def train_text(
     device: str | torch.device | None = None,
     callbacks: Callback | Iterable[Callback] = (),
     progress: bool | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> TextModel:
     """Train a model that predicts each next character of a text.
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lpom import activations, methods, networks
+from lpom import activations, losses, methods, networks
 from lpom.datasets import Dataset, augmented_loader
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
@@ -102,7 +102,8 @@ def _train(
     output = activations.get(trial.output, **trial.output_params)
     model = make_model(trial, tuple(X.shape[1:]), outputs)
     method = methods.get(trial.method, **trial.params)
-    task = Task.infer(y, outputs, trial.loss, output)
+    loss = losses.get(trial.loss, **trial.loss_params) if trial.loss_params else trial.loss
+    task = Task.infer(y, outputs, loss, output)
     size = min(trial.batch_size, len(X))
     more: dict[str, Any] = {}
     if closely:
@@ -111,13 +112,15 @@ def _train(
 
     source: dict[str, Any] = {"X": X, "y": y, "batch_size": size}
     if trial.augment:
-        source = {"X": augmented_loader(X, y, size)}
+        ways = trial.augment if isinstance(trial.augment, dict) else {}
+        source = {"X": augmented_loader(X, y, size, **ways)}
     result = fit(
         model,
         **source,
         method=method,
-        loss=trial.loss,
+        loss=loss,
         epochs=trial.epochs,
+        weight_decay=trial.weight_decay,
         validation_data=(X_test, y_test) if closely else None,
         seed=trial.seed,  # the same batches for every method
         callbacks=on_epoch,
@@ -128,11 +131,11 @@ def _train(
         raise KeyboardInterrupt
     if trial.params.get("penalties"):
         more["remains"] = remains(model, X_test)
-    loss, score = evaluate(model, X_test, y_test, loss=trial.loss)
+    measured, score = evaluate(model, X_test, y_test, loss=loss)
     return {
-        "loss_value": loss,
+        "loss_value": measured,
         "score": score,
-        "train_score": evaluate(model, X, y, loss=trial.loss)[1],
+        "train_score": evaluate(model, X, y, loss=loss)[1],
         "seconds": result.training_seconds,
         "curve": [asdict(epoch) for epoch in result.history],
         "remarks": list(result.state.remarks.values()),

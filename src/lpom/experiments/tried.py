@@ -13,6 +13,15 @@ TRIED = "tried.jsonl"
 #: The same of trials that were measured on the test set beside those that are shown.
 OTHERS = "others.jsonl"
 
+#: Settings of a run that are only told where they differ from these.
+_USUAL: dict[str, Any] = {
+    "activation": "relu",
+    "batch_size": 100,
+    "bias": True,
+    "augment": False,
+    "loss_params": {},
+    "weight_decay": 0.0,
+}
 _HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 
 
@@ -59,10 +68,7 @@ def _table(experiment: str, path: Path, part: str, measured: str, title: str) ->
 
 
 def _settings(record: dict[str, Any]) -> tuple[str, ...]:
-    params = record["params"] | {"output": output_text(record)}
-    for name, usual in (("activation", "relu"), ("batch_size", 100), ("bias", True)):
-        if record.get(name, usual) != usual:
-            params[name] = record[name]
+    params = record["params"] | {"output": output_text(record)} | unusual(record)
     return (
         record["dataset"],
         record["method"],
@@ -71,6 +77,16 @@ def _settings(record: dict[str, Any]) -> tuple[str, ...]:
         record["loss"],
         params_text(params),
     )
+
+
+def unusual(record: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a run, beside network, loss and method, that most runs don't have."""
+    found: dict[str, Any] = {}
+    for name, usual in _USUAL.items():
+        value = record.get(name, usual)
+        if value != usual:
+            found |= value if isinstance(value, dict) else {name: value}
+    return found
 
 
 def network_text(record: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,13 @@ class Step:
         if self.switch and switches is not None:
             return _REPLAYS[self.switch](self, switches, *args, **kwargs)
         return self.call(*args, **kwargs)
+
+    def reading(self, others: Mapping[fx.Node, fx.Node]) -> Step:
+        """The same step; where it read one of these it reads what stands in its place."""
+        args, kwargs = fx.node.map_arg(
+            (self.args, dict(self.kwargs)), lambda node: others.get(node, node)
+        )
+        return replace(self, args=args, kwargs=kwargs)
 
 
 @dataclass(frozen=True, eq=False)

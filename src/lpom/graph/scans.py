@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.activations import Activation, ReLU, Sigmoid, Tanh
+from lpom.graph.adjoints import product
 
 #: A hidden state, and what else is carried from step to step; None at the start stands for zeros.
 Carried = tuple[Tensor | None, ...]
@@ -56,9 +57,9 @@ class Cell(ABC):
 
     @abstractmethod
     def backward(
-        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool
+        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The residuals of the gates and of the recurrent product, and pulls on the start.
+        """The residuals of the gates and of the recurrent product, and pulls on the ``start``.
 
         P has pulls on H, ``ends`` those on what is carried on; they are written over, as is what is
         known.
@@ -91,7 +92,7 @@ class _Plain(Cell):
         return (h,), (Z, H)
 
     def backward(
-        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool
+        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, H = known
         pulls = _steps(P, back)
@@ -103,7 +104,7 @@ class _Plain(Cell):
                 p.addmm_(R, W)
             R = self.activation.response(z, p, out=z, said=h)
         assert R is not None
-        return Z, Z, [R @ W]
+        return Z, Z, [R @ W] if start else []
 
 
 @final
@@ -128,7 +129,11 @@ class _ReLUCell(_Plain):
 
 @final
 class _LSTMCell(Cell):
-    """``c = f c + i g``, ``h = o tanh(c)``: gates i, f, o are sigmoids and g is a tanh."""
+    r"""``c = f c + i g``, ``h = o tanh(c)``: gates i, f, o are sigmoids and g is a tanh.
+
+    With :math:`\tanh z = 2 \sigma(2 z) - 1` all gates are one call, on :math:`2 z` at g; torch's
+    tanh would take five times as long as its sigmoid, and be no nearer where i, f and o are not.
+    """
 
     gates, n_carried = 4, 2
     calls = {"sigmoid": 1, "tanh": 2}
@@ -141,38 +146,37 @@ class _LSTMCell(Cell):
         C = Z.new_empty(*Z.shape[:2], width)
         D = torch.empty_like(C)  # tanh(C)
         start_c = c
-        parts = [(2, torch.sigmoid), (1, torch.tanh), (1, torch.sigmoid)]
-        views = [_columns(x, [n for n, _ in parts], back) for x in (Z, X)]
-        i, f, g, o = _columns(X, [1] * 4, back)
-        for t, (z, c_t, d, into) in enumerate(
-            zip(*(_steps(x, back) for x in (Z, C, D, H)), strict=True)
+        minus = Z.new_full((), -1.0)  # a number would be made a tensor at every step
+        z_g, (i, f, g, o) = _gate(Z, 2, back), (_gate(X, k, back) for k in range(4))
+        for t, (z, x, c_t, d, into) in enumerate(
+            zip(*(_steps(a, back) for a in (Z, X, C, D, H)), strict=True)
         ):
             if h is not None:
                 z.addmm_(h, across)
-            for (_, phi), below, above in zip(parts, *views, strict=True):
-                phi(below[t], out=above[t])
+            z_g[t].add_(z_g[t])
+            torch.sigmoid(z, out=x)
+            torch.add(minus, g[t], alpha=2, out=g[t])
             torch.mul(i[t], g[t], out=c_t)
             if c is not None:
                 c_t.addcmul_(f[t], c)
             c = c_t
-            torch.tanh(c, out=d)
-            h = torch.mul(o[t], d, out=into)
+            torch.add(c, c, out=d).sigmoid_()
+            h = torch.mul(o[t], torch.add(minus, d, alpha=2, out=d), out=into)
         return (h, c), (Z, X, C, D, start_c)
 
     def backward(
-        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool
+        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, X, C, D, start_c = known
         cells = _steps(C, back)
         before = [start_c, *cells[:-1]]
-        G = Z.new_empty(Z.shape[1:])  # pulls on the gates of one step
+        G = Z.new_empty(Z.shape[1:])  # pulls on the gates of one step, on 2 z at g
         G_i, G_f, G_g, G_o = G.chunk(4, -1)
-        shares = [2, 1, 1]
-        pulls = torch.split(G, [n * C.shape[-1] for n in shares], -1)
-        z_parts, x_parts = (_columns(x, shares, back) for x in (Z, X))
-        i, f, g, o = _columns(X, [1] * 4, back)
-        residuals, P_h, d = _steps(Z, back), _steps(P, back), _steps(D, back)
+        z_g, (i, f, g, o) = _gate(Z, 2, back), (_gate(X, k, back) for k in range(4))
+        residuals, x, P_h, d = (_steps(a, back) for a in (Z, X, P, D))
         P_end, P_c = ends
+        minus = Z.new_full((), -1.0)
+        moved = torch.empty_like(D[0])  # tanh of a cell that was pulled
         if P_end is not None:
             P_h[-1].add_(P_end)
         for t in reversed(range(len(cells))):
@@ -180,20 +184,22 @@ class _LSTMCell(Cell):
             if t + 1 < len(cells):
                 p.addmm_(residuals[t + 1], W)
             torch.mul(p, d[t], out=G_o)
-            R_c = _TANH.response(cells[t], p.mul_(o[t]), said=d[t])
-            P_c = R_c if P_c is None else P_c.add_(R_c)
+            torch.sub(cells[t], p.mul_(o[t]), out=moved)
+            torch.add(minus, moved.add_(moved).sigmoid_(), alpha=2, out=moved)
+            P_c = d[t] - moved if P_c is None else P_c.add_(d[t]).sub_(moved)
             torch.mul(P_c, g[t], out=G_i)
             torch.mul(P_c, i[t], out=G_g)
+            G_g.add_(G_g)
             if before[t] is None:
                 G_f.zero_()
             else:
                 torch.mul(P_c, before[t], out=G_f)
             P_c.mul_(f[t])
-            for phi, k in ((_SIGMOID, 0), (_TANH, 1), (_SIGMOID, 2)):
-                z = z_parts[k][t]
-                phi.response(z, pulls[k], out=z, said=x_parts[k][t])
+            R = residuals[t].sub_(G).sigmoid_()
+            torch.add(minus, z_g[t], alpha=2, out=z_g[t])
+            torch.sub(x[t], R, out=R)
         assert P_c is not None
-        return Z, Z, [residuals[0] @ W, P_c]
+        return Z, Z, [residuals[0] @ W, P_c] if start else []
 
 
 @final
@@ -227,7 +233,7 @@ class _GRUCell(Cell):
         return (h,), (Z, across, X, H, start_h)
 
     def backward(
-        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool
+        self, known: Any, P: Tensor, ends: list[Tensor | None], W: Tensor, back: bool, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, across, X, H, start_h = known
         width = H.shape[-1]
@@ -235,6 +241,7 @@ class _GRUCell(Cell):
         G = Z.new_empty(*Z.shape[1:-1], 2 * width)
         G_r, G_u = G.chunk(2, -1)
         (p_on,) = ends
+        above: Tensor | None = None  # residuals of the recurrent product one step on
         for z, y, x, h, p in zip(
             *(reversed(_steps(a, back)) for a in (Z, across, X)),
             reversed(before),
@@ -242,6 +249,7 @@ class _GRUCell(Cell):
             strict=True,
         ):
             p = p if p_on is None else p.add_(p_on)
+            p = p if above is None else p.addmm_(above, W)
             (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
                 torch.split(a, [2 * width, width], -1) for a in (z, y, x)
             )
@@ -251,15 +259,14 @@ class _GRUCell(Cell):
             torch.mul(R_n, y_n, out=G_r)
             torch.mul(R_n, r, out=y_n)
             y_ru.copy_(_SIGMOID.response(z_ru, G, out=z_ru, said=x_ru))
-            p_on = (p * u).addmm_(y, W)
-        assert p_on is not None
-        return Z, across, [p_on]
+            p_on, above = p * u, y
+        assert p_on is not None and above is not None
+        return Z, across, [p_on.addmm_(above, W)] if start else []
 
 
-def _columns(x: Tensor, shares: Sequence[int], back: bool) -> list[Steps]:
-    """For each group of columns, as wide as its share, its views at every step."""
-    unit = x.shape[-1] // sum(shares)
-    return [_steps(part, back) for part in torch.split(x, [n * unit for n in shares], -1)]
+def _gate(x: Tensor, k: int, back: bool) -> Steps:
+    """The k-th of four groups of columns at every step."""
+    return _steps(x.chunk(4, -1)[k], back)
 
 
 CELLS: dict[str, Cell] = {
@@ -314,11 +321,11 @@ class Scan:
         return [(*pair, *[None] * (4 - size)) for pair in pairs]
 
     def forward(
-        self, x: Tensor, start: Sequence[Tensor] | None, weights: Sequence[Tensor]
+        self, x: Tensor, start: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...], Memory]:
         """Outputs (steps, m, width), what is carried on as torch stacks it, and what is known.
 
-        x is (steps, m, features).
+        x is (steps, m, features); without a ``start`` states begin at zero.
         """
         passes, ends = [], []
         n_directions, cell = 1 + self.bidirectional, self.cell
@@ -334,9 +341,7 @@ class Scan:
                 across = b_hh if cell.apart else None
                 said = b_ih if cell.apart or b_ih is None or b_hh is None else b_ih + b_hh
                 Z = F.linear(x, w_ih, said)
-                begin: Carried = (None,) * cell.n_carried
-                if start is not None:
-                    begin = tuple(part[k] for part in start)
+                begin: Carried = tuple(part[k] for part in start) or (None,) * cell.n_carried
                 end, known = cell.forward(Z, H, begin, w_hh, across, back=bool(d))
                 passes.append(_Pass(x, H, begin, known))
                 ends.append(end)
@@ -353,7 +358,7 @@ class Scan:
         *,
         down: bool,
     ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """The pull on x where it is wanted (``down``), and those on the start.
+        """The pull on x where it is wanted (``down``), and those on the start if there was one.
 
         P, the pull on the outputs, is written over.
         """
@@ -370,7 +375,7 @@ class Scan:
                 assert w_ih is not None and w_hh is not None
                 end = [None if part is None else part[k].clone() for part in ends]
                 one.R, one.R_across, starts[k] = self.cell.backward(
-                    one.known, pull, end, w_hh, back=bool(d)
+                    one.known, pull, end, w_hh, bool(d), one.start[0] is not None
                 )
                 one.known = None
                 if layer or down:
@@ -378,24 +383,40 @@ class Scan:
                     below = found if below is None else below.add_(found)
         return below, tuple(torch.stack(parts) for parts in zip(*starts, strict=True))
 
-    def products(self, memory: Memory) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-        """For the gradient of each weight, by its place: R and X, whose product ``R.T X`` it is.
+    def gradients(
+        self, memory: Memory, wanted: Sequence[bool], weight: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """The gradient of each weight that is wanted, by its place; some come in two parts.
 
-        Several with one place add up; without an X it is the sum of R's rows.
+        ``weight`` is that of the samples.
         """
         size = 4 if self.bias else 2
         for k, one in enumerate(memory.passes):
             R, across, H = one.R, one.R_across, one.H
             assert R is not None and across is not None
+            if weight is not None:
+                same = across is R
+                R = R * weight.view(-1, 1)
+                across = R if same else across * weight.view(-1, 1)
             back, h = bool(self.bidirectional and k % 2), one.start[0]
-            yield size * k, R, one.x
-            earlier = (across[:-1], H[1:]) if back else (across[1:], H[:-1])
-            yield size * k + 1, *earlier
-            if h is not None:
-                yield size * k + 1, across[-1 if back else 0], h
-            if self.bias:
-                yield size * k + 2, R, None
-                yield size * k + 3, across, None
+            into, recurrent, *biases = wanted[size * k : size * (k + 1)]
+            if into:
+                yield size * k, _product(R, one.x)
+            if recurrent:
+                earlier = (across[:-1], H[1:]) if back else (across[1:], H[:-1])
+                yield size * k + 1, _product(*earlier)
+                if h is not None:
+                    yield size * k + 1, across[-1 if back else 0].T @ h
+            total: Tensor | None = None
+            for place, (of, bias) in enumerate(zip((R, across), biases, strict=False)):
+                if bias:
+                    total = of.sum((0, 1)) if total is None or self.cell.apart else total
+                    yield size * k + 2 + place, total
+
+
+def _product(R: Tensor, X: Tensor) -> Tensor:
+    """``R.T X`` over all steps."""
+    return product(R.reshape(-1, R.shape[-1]), X.reshape(-1, X.shape[-1]))
 
 
 @final
@@ -423,7 +444,7 @@ class Layer:
         return tuple(getattr(self.module, name) for name in self.module._flat_weights_names)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Memory]:
-        outputs, _, memory = self.scan.forward(x.transpose(0, 1), None, self.parameters)
+        outputs, _, memory = self.scan.forward(x.transpose(0, 1), (), self.parameters)
         return outputs.transpose(0, 1), memory
 
     def backward(self, memory: Memory, P: Tensor, *, down: bool) -> Tensor | None:
@@ -432,18 +453,22 @@ class Layer:
         below, _ = self.scan.backward(memory, P, ends, self.parameters, down=down)
         return None if below is None else below.transpose(0, 1)
 
-    def products(
+    def gradients(
         self, memory: Memory, weight: Tensor | None
-    ) -> Iterator[tuple[nn.Parameter, Tensor, Tensor | None]]:
-        """R and X of each gradient, as `Scan.products`; ``weight`` is that of the samples."""
+    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """As `Scan.gradients`, of the weights that learn."""
         weights = self.parameters
-        for k, R, X in self.scan.products(memory):
-            yield weights[k], R if weight is None else R * weight.view(-1, 1), X
+        wanted = [parameter.requires_grad for parameter in weights]
+        for k, gradient in self.scan.gradients(memory, wanted, weight):
+            yield weights[k], gradient
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one of torch's recurrent functions, as a scan and what it is given."""
+    """A call of one of torch's recurrent functions, as a scan and what it is given.
+
+    ``start`` is empty where it is zero.
+    """
 
     scan: Scan
     x: Tensor
@@ -483,4 +508,6 @@ def called(function: Any, args: Sequence[Any]) -> Call | None:
     if torch.is_autocast_enabled(x.device.type) or torch.compiler.is_compiling():
         return None
     start = tuple(hx) if mode == "LSTM" else (hx,)
+    if x.device.type == "cpu" and not any(part.requires_grad or part.any() for part in start):
+        start = ()  # as modules have it that are given none: a product less
     return Call(scan, x, start, tuple(weights), batch_first)

@@ -33,7 +33,12 @@ class CrossEntropy(Loss):
     A target row sums to one: one-hot, or soft; at a step of a sequence that does not count it is
     zero, and so are value and gradient. The Hessian
     :math:`\mathrm{diag}(p) - p p^T` has absolute row sums :math:`2 p_i (1 - p_i) \le 1/2`.
+
+    Of ``label_smoothing`` that share of a target is spread evenly over all classes, as torch's
+    cross-entropy does it: outputs then need not grow without end.
     """
+
+    label_smoothing: float = 0.0
 
     name = "cross-entropy"
     lipschitz = 0.5
@@ -41,13 +46,26 @@ class CrossEntropy(Loss):
     logits = classifies = exclusive = True
     link = "softmax"
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(
+                "label_smoothing of cross-entropy must be a share from 0 to below 1, got "
+                f"{self.label_smoothing!r}."
+            )
+
     def value(self, x: Tensor, target: Tensor) -> Tensor:
-        return -(target * _along_classes(torch.log_softmax, x)).sum(-1)
+        return -(self._smoothed(target) * _along_classes(torch.log_softmax, x)).sum(-1)
 
     def gradient(self, x: Tensor, target: Tensor) -> Tensor:
         if x.ndim > 2:
-            return torch.softmax(x, -1) * target.sum(-1, keepdim=True) - target
-        return _along_classes(torch.softmax, x) - target
+            share = target.sum(-1, keepdim=True)
+            return torch.softmax(x, -1) * share - self._smoothed(target)
+        return _along_classes(torch.softmax, x) - self._smoothed(target)
+
+    def _smoothed(self, target: Tensor) -> Tensor:
+        if not self.label_smoothing:
+            return target
+        return torch.lerp(target, target.mean(-1, keepdim=True), self.label_smoothing)
 
     def left_out(self, target: Tensor, where: Tensor) -> Tensor:
         return target.masked_fill(where[..., None], 0.0)

@@ -21,15 +21,21 @@ from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
 from lpom.methods.choices import Straight, Sweeps
 from lpom.methods.lpom import LPOMState
+from lpom.parallel import memory
+from lpom.parallel.dividing import divide
+from lpom.parallel.lending import lend
 from lpom.parallel.ranks import Parallel, Ranks
-from lpom.parallel.stages import Stage, cut, with_batch_norm_over_ranks, work
+from lpom.parallel.stages import Stage, plan, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
 from lpom.states import States
+from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 
 T = TypeVar("T")
-_Arriving = list[tuple[int, Callable[[], Tensor]]]  # states or pulls, by the index of the state
-_UnderWay = tuple[States, Batch, _Arriving]
+#: States, or pulls on them, on their way: their indices, and what waits for them.
+_Arriving = list[tuple[list[int], Callable[[], list[Tensor]]]]
+_Waiting = Callable[[], list[Tensor]]
+_UnderWay = tuple[States, Batch, _Arriving, _Waiting | None]
 
 
 @final
@@ -42,6 +48,7 @@ class Pipeline(Team):
         gradients of this rank's weights only, so its memory is of these
     ranks : the processes of the run
     example, rows : a few samples, and how many there are in a batch, to see what the nodes cost
+    weighted : whether rows have weights of their own, or several predictions each
     """
 
     def __init__(
@@ -52,39 +59,53 @@ class Pipeline(Team):
         ranks: Ranks,
         example: Tensor,
         rows: int,
+        weighted: bool = False,
     ) -> None:
         self.method, self.ranks = check(method, problem, ranks.parallel), ranks
         assert isinstance(state, LPOMState)  # as the method makes it
         self.whole = state
         self.size, self.first = ranks.size, ranks.first
         graph, parallel = problem.graph, ranks.parallel
+        self._interleaved = self.method.states == Sweeps()
+        # an optimiser that looks at a whole weight needs it whole
+        divides = self._interleaved and moves_each_number(state.optimizer)
+        exact = bool(state.blocks)
+        lends = self._interleaved and not exact and not weighted and parallel.data == 1
+        chosen = plan(graph, example, rows, parallel.layers, divides=divides, lends=lends)
+        chosen = ranks.of_first(chosen)
+        self.divided = divide(graph, chosen.places)
+        self.lent = lend(self.divided.graph, self.divided.ends, chosen.lent)
+        with torch.random.fork_rng(devices=[]):
+            _, X = self.divided.graph.feed_forward(example)
+        self._shapes = [(len(x) / len(example), tuple(x.shape[1:])) for x in X]
+        graph, last = self.lent.graph, self.lent.ends
         if parallel.data > 1:
             graph = with_batch_norm_over_ranks(graph, ranks.add)
-        with torch.random.fork_rng(devices=[]):
-            _, X = problem.graph.feed_forward(example)
-            costs = work(problem.graph, example, rows)
-        self._shapes = [(len(x) / len(example), tuple(x.shape[1:])) for x in X]
-        sizes = [rows * x.numel() / len(example) for x in X]
-        self.ends = ranks.of_first(cut(graph, costs, sizes, parallel.layers))
-        self.stage = Stage.of(graph, self.ends, ranks.layer)
+        self.stage = Stage.of(graph, last, ranks.layer)
         self.problem = Problem(self.stage.graph, problem.loss, problem.model)
-        exact = bool(state.blocks)
+        mu = [state.mu[self.divided.origins[origin]] for origin in self.lent.origins]
         self.state = replace(
             state,
-            mu=self.stage.mu(state.mu),
+            mu=self.stage.mu(mu),
             vectors={},
             blocks=blocks(self.stage.graph) if exact else [],
         )
-        self._kept = [
-            _tensors(Stage.of(graph, self.ends, layer)) for layer in range(parallel.layers)
-        ]
+        optimizer = state.optimizer
+        groups = [] if optimizer is None else optimizer.param_groups
+        self._whole = [list(p.shape) for group in groups for p in group["params"]]
+        kept = [_tensors(Stage.of(graph, last, layer)) for layer in range(parallel.layers)]
+        self._kept = [_but(tensors, kept[0] if k else []) for k, tensors in enumerate(kept)]
         self._last = ranks.layer == parallel.layers - 1
-        self._interleaved = self.method.states == Sweeps()
         pipelined = self._interleaved and parallel.delay == "pipelined"
         self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
+        self._lender_lag = parallel.layers - 1 if pipelined else 0
         # what was sent this many messages ago has arrived: no rank is behind by so many batches
-        per_batch = len(self.stage.received) + sum(len(to) for _, to in self.stage.sent)
+        per_batch = len(self.stage.received) + len(self.stage.sent) + bool(chosen.lent)
         self._messages = 2 * parallel.layers * per_batch
+        self._lender = bool(chosen.lent) and ranks.layer == 0
+        self._helper = bool(chosen.lent) and ranks.layer == 1
+        self._ahead_of_weights = 0  # batches begun since the lent weights were last heard of
+        self._weights: deque[_Waiting] = deque()
         self._under_way: deque[_UnderWay] = deque()
         self._arriving: _Arriving | None = None  # states for the next batch
         self._following: int | None = None  # the rows of that
@@ -126,6 +147,8 @@ class Pipeline(Team):
         """End all that are under way."""
         while self._under_way:
             self._move(*self._under_way.popleft())
+        self._hear_of_weights(0)
+        self._take_weights()
         self.ranks.wait_for_sent()
 
     def drain(self) -> None:
@@ -142,33 +165,41 @@ class Pipeline(Team):
     def of_first(self, value: T) -> T:
         return self.ranks.of_first(value)
 
-    def forget_others(self) -> None:
-        """Of an optimiser's memory keep that of this rank's weights."""
+    def take_own(self) -> None:
+        """Of all weights let the optimiser move and remember this rank's."""
         if self.state.optimizer is not None:
-            memory, own = self.state.optimizer.state, set(self.stage.graph.parameters)
-            for parameter in [parameter for parameter in memory if parameter not in own]:
-                del memory[parameter]
+            own = set(self.stage.graph.parameters)
+            own -= set(self.lent.parameters if self._helper else [])
+            memory.take_own(self.state.optimizer, own, self.divided.rows)
+
+    def give_back(self) -> None:
+        """Let the optimiser have the module's own weights again, and remember all rows of them."""
+        if self.state.optimizer is not None and self.divided.rows:
+            known = self.memory(self.whole.state_dict())["optimizer"]["memory"]
+            memory.give_back(self.state.optimizer, self.divided.rows, known)
 
     def memory(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimiser's memory of a weight is on the ranks that move it."""
         if state["optimizer"] is None:
             return state
         found = self.ranks.gather(state["optimizer"]["memory"])
-        merged = {name: memory for part in found for name, memory in part.items()}
-        whole = {name: merged[name] for name in sorted(merged, key=int)}
-        return state | {"optimizer": state["optimizer"] | {"memory": whole}}
+        known = memory.joined(found[: self.ranks.parallel.layers])  # other rows have the same
+        return state | {"optimizer": state["optimizer"] | {"memory": known, "shapes": self._whole}}
 
     def _feed_forward(self, batch: Batch) -> Tensor | None:
+        self._take_weights()
         states = self._start(batch)
-        self._under_way.append((states, batch, self._receive_pulls(len(batch))))
+        pulls = self._receive_pulls(len(batch))
+        self._under_way.append((states, batch, pulls, self._receive_gradients()))
+        self._ahead_of_weights += 1
+        self._hear_of_weights(self._lender_lag)
         self._arriving = None if self._following is None else self._receive(self._following)
         self._following = None
         return self._outputs(states)
 
     def _start(self, batch: Batch) -> States:
         """The states of a batch, fed forward by those that arrive, and sent on."""
-        for index, wait in self._arriving or self._receive(len(batch)):
-            self.stage.inbox[index] = wait()
+        self.stage.inbox.update(_arrived(self._arriving or self._receive(len(batch))))
         states = self.method.feed_forward(self.problem, batch, self.state)
         self._send_states(states)
         return states
@@ -184,24 +215,25 @@ class Pipeline(Team):
         own = [graph[index] for index in stage.own]
         for _ in range(method.states.most):
             pulls = self._receive_pulls(rows)
-            for index, layer in stage.received:
-                states.gather(graph[stage.numbers[index]])
-                self._send_pull(states, index, layer, rows)
+            for indices in stage.received.values():
+                for index in indices:
+                    states.gather(graph[stage.numbers[index]])
+            self._send_pulls(states, rows)
             above = self._steepness_elsewhere(states) if method.states.safe else {}
             for node in own:
                 states.gather(node)
             if self._last:
                 pull = method.loss_pull(states, self.problem, batch)
                 states.pull(graph[graph.output], pull)
-            for index, wait in pulls:
-                states.pull(graph[stage.numbers[index]], wait())
+            for index, pull in _arrived(pulls):
+                states.pull(graph[stage.numbers[index]], pull)
             shares = [self._share(states, node, above.get(node.index, 0.0)) for node in own]
             moves = list(zip(own, shares, strict=True))
             for node, share in reversed(moves):  # so that what a state is moved from is old too
                 states.move(node, share)
             self._send_states(states)
-            for index, wait in self._receive(rows):
-                states.put(graph[stage.numbers[index]], wait())
+            for index, X in _arrived(self._receive(rows)):
+                states.put(graph[stage.numbers[index]], X)
         waiting: dict[Block, list[Use]] = {}
         for node in own:
             residual = states.residual(node)
@@ -212,14 +244,16 @@ class Pipeline(Team):
     def _steepness_elsewhere(self, states: States) -> dict[int, float]:
         """By node, that of the readers of its state on other ranks; they are told of theirs."""
         stage, ranks = self.stage, self.ranks
-        for index, layer in stage.received:
-            node = states.graph[stage.numbers[index]]
-            steepness = self.method.steepness(states, node, self.state)
-            ranks.send(torch.as_tensor(steepness, dtype=self._like.dtype), layer)
+        for layer, indices in stage.received.items():
+            nodes = [states.graph[stage.numbers[index]] for index in indices]
+            steepness = [self.method.steepness(states, node, self.state) for node in nodes]
+            ranks.send([torch.as_tensor(v, dtype=self._like.dtype) for v in steepness], layer)
         found: dict[int, float] = {}
-        for index, layers in stage.sent:
-            told = [float(ranks.receive((), self._like, layer)()) for layer in layers]
-            found[stage.numbers[index]] = sum(told)
+        for layer, indices in stage.sent.items():
+            told = ranks.receive([()] * len(indices), self._like, layer)()
+            for index, value in zip(indices, told, strict=True):
+                number = stage.numbers[index]
+                found[number] = found.get(number, 0.0) + float(value)
         return found
 
     def _share(self, states: States, node: Node, above: float) -> Tensor | float | None:
@@ -231,53 +265,101 @@ class Pipeline(Team):
             steepness = steepness + self.problem.loss.lipschitz
         return self.method.share(states, node, steepness)
 
-    def _move(self, states: States, batch: Batch, pulls: _Arriving) -> None:
+    def _move(
+        self, states: States, batch: Batch, pulls: _Arriving, gradients: _Waiting | None
+    ) -> None:
         stage, graph = self.stage, states.graph
         if self._last:
             pull = self.method.loss_pull(states, self.problem, batch)
             states.pull(graph[graph.output], pull)
-        for index, wait in pulls:
-            states.pull(graph[stage.numbers[index]], wait(), own=True)
+        for index, pull in _arrived(pulls):
+            states.pull(graph[stage.numbers[index]], pull, own=True)
         if self.lag and self.state.blocks:  # they are solved for as they are now
             states.weights_moved()
         own = [graph[index] for index in stage.own]
-        self.method.sweep_down(states, own, self.problem, batch, self.state)
-        for index, layer in stage.received:
-            self._send_pull(states, index, layer, len(batch))
+        lent = own[: self.lent.own] if self._helper else []
+        self.method.sweep_down(states, own[len(lent) :], self.problem, batch, self.state)
+        self._send_pulls(states, len(batch))
+        if self._helper:
+            self.method.sweep_down(states, lent, self.problem, batch, self.state)
+            self._send_gradients()
+        if gradients is not None:
+            for parameter, gradient in zip(self.lent.parameters, gradients(), strict=True):
+                assert parameter.grad is not None
+                parameter.grad.add_(gradient)
         self.method.update(states, batch, self.state)
+        if self._lender:
+            self.ranks.send([p.clone() for p in self.lent.parameters], 1)  # they will move on
+
+    def _receive_gradients(self) -> _Waiting | None:
+        """Begin to receive what lent rows say of this rank's weights."""
+        if not self._lender:
+            return None
+        return self.ranks.receive([p.shape for p in self.lent.parameters], self._like, 1)
+
+    def _send_gradients(self) -> None:
+        """Give those of weights that another rank moves."""
+        found = []
+        for parameter in self.lent.parameters:
+            assert parameter.grad is not None
+            found.append(parameter.grad)
+            parameter.grad = None
+        self.ranks.send(found, 0)
+
+    def _hear_of_weights(self, lag: int) -> None:
+        """Begin to receive the lent weights of all batches but the last so many."""
+        while self._helper and self._ahead_of_weights > lag:
+            shapes = [p.shape for p in self.lent.parameters]
+            self._weights.append(self.ranks.receive(shapes, self._like, 0))
+            self._ahead_of_weights -= 1
+
+    def _take_weights(self) -> None:
+        """Put the lent weights that have been sent into the module."""
+        while self._weights:
+            for parameter, value in zip(
+                self.lent.parameters, self._weights.popleft()(), strict=True
+            ):
+                parameter.copy_(value)
 
     def _send_states(self, states: States) -> None:
-        for index, layers in self.stage.sent:
-            X = states.state(self.stage.numbers[index])
-            for layer in layers:
-                self.ranks.send(X, layer)
+        for layer, indices in self.stage.sent.items():
+            self.ranks.send([states.state(self.stage.numbers[i]) for i in indices], layer)
 
-    def _send_pull(self, states: States, index: int, layer: int, rows: int) -> None:
-        number = self.stage.numbers[index]
-        found, states.pulls[number] = states.pulls[number], None
-        if found is None:
-            found = self._like.new_zeros(self._shape(index, rows))
-        self.ranks.send(found, layer)
+    def _send_pulls(self, states: States, rows: int) -> None:
+        for layer, indices in self.stage.received.items():
+            found = []
+            for index in indices:
+                number = self.stage.numbers[index]
+                pull, states.pulls[number] = states.pulls[number], None
+                if pull is None:
+                    pull = self._like.new_zeros(self._shape(index, rows))
+                found.append(pull)
+            self.ranks.send(found, layer)
 
     def _receive(self, rows: int) -> _Arriving:
         """Begin to receive the states of a batch."""
-        return [
-            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
-            for index, layer in self.stage.received
-        ]
+        return self._begin(self.stage.received, rows)
 
     def _receive_pulls(self, rows: int) -> _Arriving:
         """Begin to receive what others pull this rank's states by."""
-        return [
-            (index, self.ranks.receive(self._shape(index, rows), self._like, layer))
-            for index, layers in self.stage.sent
-            for layer in layers
-        ]
+        return self._begin(self.stage.sent, rows)
+
+    def _begin(self, indices_by_layer: dict[int, list[int]], rows: int) -> _Arriving:
+        found: _Arriving = []
+        for layer, indices in indices_by_layer.items():
+            shapes = [self._shape(index, rows) for index in indices]
+            found.append((indices, self.ranks.receive(shapes, self._like, layer)))
+        return found
 
     def _shape(self, index: int, rows: int) -> tuple[int, ...]:
         """Of a state of the whole graph, for a batch of so many rows."""
-        per_row, rest = self._shapes[index]
-        return (round(per_row * rows), *rest)
+        per_row, rest = self._shapes[self.lent.origins[index]]
+        return (round(per_row * self.lent.rows(index, rows)), *rest)
+
+
+def _arrived(arriving: _Arriving) -> Iterator[tuple[int, Tensor]]:
+    for indices, wait in arriving:
+        yield from zip(indices, wait(), strict=True)
 
 
 def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
@@ -318,6 +400,11 @@ def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
             "layers=1 and data= as many ranks as you like."
         )
     return method
+
+
+def _but(tensors: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+    known = {id(tensor) for tensor in others}
+    return [tensor for tensor in tensors if id(tensor) not in known]
 
 
 def _tensors(stage: Stage) -> list[Tensor]:

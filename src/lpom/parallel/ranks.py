@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -37,7 +38,8 @@ class Parallel(Settings):
     Parameters
     ----------
     layers : int
-        Ranks that share the nodes of the network, some consecutive ones each.
+        Ranks that share the nodes of the network, some consecutive ones each; two neighbours
+        may share units of a layer, or rows of the first ones, where that makes the work even.
     data : int
         Ranks that share the rows of each batch. Gradients, or the Gram matrices and cross products
         of exact weights, are added up: the step is that of the whole batch.
@@ -163,25 +165,30 @@ class Ranks:
 
     # States and pulls between layers
 
-    def send(self, tensor: Tensor, layer: int) -> None:
-        """Send to a layer of the same row, without waiting."""
-        tensor = _as_sent(tensor.detach())
+    def send(self, tensors: Sequence[Tensor], layer: int) -> None:
+        """Send to a layer of the same row in one message, without waiting."""
+        parts = [_as_sent(tensor.detach()) for tensor in tensors]
+        message = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
         with self._talking():
-            work = dist.isend(tensor, self._at(layer), group=self._of_row)
+            work = dist.isend(message, self._at(layer), group=self._of_row)
             assert work is not None
-            self._sent.append((work, tensor))
+            self._sent.append((work, message))
 
-    def receive(self, shape: tuple[int, ...], like: Tensor, layer: int) -> Callable[[], Tensor]:
+    def receive(
+        self, shapes: Sequence[tuple[int, ...]], like: Tensor, layer: int
+    ) -> Callable[[], list[Tensor]]:
         """Begin to receive what a layer sends next; the function waits for it."""
-        tensor = _as_sent(like.new_empty(shape))
+        sizes = [math.prod(shape) for shape in shapes]
+        message = like.new_empty(sum(sizes))
         with self._talking(layer):
-            work = dist.irecv(tensor, self._at(layer), group=self._of_row)
+            work = dist.irecv(message, self._at(layer), group=self._of_row)
             assert work is not None
 
-        def wait() -> Tensor:
+        def wait() -> list[Tensor]:
             with self._talking(layer):
                 work.wait()
-            return tensor.movedim(-1, 1) if tensor.ndim == 4 else tensor
+            parts = zip(torch.split(message, sizes), shapes, strict=True)
+            return [_as_received(part, shape) for part, shape in parts]
 
         return wait
 
@@ -304,3 +311,10 @@ def _host() -> str:
 def _as_sent(tensor: Tensor) -> Tensor:
     """Pictures travel in the layout in which they are fast, channels last."""
     return (tensor.movedim(1, -1) if tensor.ndim == 4 else tensor).contiguous()
+
+
+def _as_received(part: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) != 4:
+        return part.view(shape)
+    samples, channels, *sides = shape
+    return part.view(samples, *sides, channels).movedim(-1, 1)

@@ -130,6 +130,7 @@ def fit(
     place = _place(model)
     with ExitStack() as stack:
         stack.enter_context(without_denormals())
+        keep_freed_memory()
         ranks = None
         if parallel is not None and parallel.size > 1:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -211,9 +212,10 @@ def fit(
         elif folder is not None and ranks is None:
             encode(trainer.state_dict())  # a state that can't be written is found now, not later
         if team is not None:
-            team.forget_others()
+            team.take_own()
         result = trainer.run(progress)
-        if ranks is not None and result.status != "interrupted":
+        if ranks is not None and team is not None and result.status != "interrupted":
+            team.give_back()
             ranks.close()
         return result
 
@@ -230,6 +232,16 @@ def without_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what one step frees for the next one.
+
+    glibc gives memory back to the system once more of it is free than twice the largest block ever
+    freed, and to get its pages again may take as long as the step itself. Here a block is freed
+    that is as large as counts, 32 MiB.
+    """
+    torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 def _is_small(problem: Problem, rows: int) -> bool:
@@ -289,7 +301,8 @@ def _pipeline(
     first = train.probe()
     rows = -(-len(first) // ranks.parallel.data) if isinstance(train, Arrays) else len(first)
     with evaluating(problem.model):
-        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows)
+        weighted = first.weight is not None or first.counts is not None
+        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows, weighted)
 
 
 def _check_same(trainer: Trainer, ranks: Ranks) -> None:
@@ -328,9 +341,10 @@ def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
     try:
         trainer.load_state_dict(saved)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        reason = f"it has no {error}." if isinstance(error, KeyError) else error
         raise CheckpointError(
-            f"the run kept in {folder} can't go on: {error} Make the call that began it, or use "
-            "another folder."
+            f"the run kept in {folder} can't go on: {reason} Make the call that began it with the "
+            "lpom that began it, or use another folder."
         ) from error
 
 

@@ -95,12 +95,12 @@ class Term:
         W.copy_(self.prox(name, W, math.inf if projects else self.penalty.every * step()))
 
     def _largest(self, sparse: Sparse, share: float) -> dict[str, Tensor]:
-        """This share of the parts of all weights together."""
+        """This share of the parts of all weights together, but one of each weight at least."""
         sizes = {name: sparse.sizes(self.behind.get(name, W)) for name, W in self.weights.items()}
         together = torch.cat([size.flatten() for size in sizes.values()])
         kept = max(1, round(share * len(together)))
         least = together.kthvalue(len(together) - kept + 1).values  # ten times as fast as topk
-        return {name: size >= least for name, size in sizes.items()}
+        return {name: size >= torch.minimum(least, size.max()) for name, size in sizes.items()}
 
 
 @final

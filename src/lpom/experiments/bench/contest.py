@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lpom.experiments.records import machine
+from lpom.training.fit import keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ def contest(
 
     Amounts are seconds divided by ``per``: the size of a unit, times the turns in a call.
     """
+    keep_freed_memory()  # whoever goes first
     names, clock = list(contestants), _clock()
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(-warmup, rounds):

@@ -7,27 +7,28 @@ thread and stays on a core of its own, but for the contender that has two.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import pairwise, repeat
+from dataclasses import astuple, dataclass, replace
+from itertools import chain, pairwise, repeat
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom import losses, methods
+from lpom import losses
 from lpom.experiments import schedules
 from lpom.experiments.schedules import SCHEDULES, Part, Wire
 from lpom.graph import Graph
 from lpom.methods import LPOM, Batch, Problem
 from lpom.methods.lpom import LPOMState
 from lpom.parallel import Parallel, Pipeline, Ranks
-from lpom.parallel.stages import Stage, cut
+from lpom.parallel.stages import Plan, Stage, crossing, cut, plan
 from lpom.training.signature import Signature
 
 MICRO_BATCHES = 4
@@ -133,11 +134,17 @@ def predict(
     for count in ranks:
         layers = max(k for k in range(1, min(count, len(nodes)) + 1) if count % k == 0)
         data = count // layers
-        parts = _parts(problem.graph, nodes, layers)
-        per_batch = {
-            name: schedules.seconds_per_batch(schedule, parts, wire, data)
-            for name, schedule in SCHEDULES.items()
-        }
+        per_batch = {}
+        for name, schedule in SCHEDULES.items():
+            ends = cut(
+                problem.graph,
+                [node.forward + node.backward + node.update for node in nodes],
+                [0.0] * (len(nodes) + 1),
+                layers,
+                divides=schedule is schedules.lpom,
+            )
+            parts = _parts(problem.graph, nodes, ends)
+            per_batch[name] = schedules.seconds_per_batch(schedule, parts, wire, data)
         efficiency = {name: one / (layers * seconds) for name, seconds in per_batch.items()}
         # every rank all layers, and a batch of its own
         efficiency["DDP"] = one / schedules.with_sum(alone, wire, count)
@@ -196,6 +203,7 @@ def _lpom(model: nn.Module, X: Tensor, y: Tensor, ranks: Ranks) -> Steps:
         batch.inputs[:3],
         len(X) // ranks.parallel.data,
     )
+    pipeline.take_own()
     if ranks.parallel.data > 1:
         rows = [len(part) for part in X.tensor_split(2)]
         begin = sum(rows[: ranks.row])
@@ -229,22 +237,21 @@ def _backprop(model: nn.Module, X: Tensor, y: Tensor, ddp: bool = False) -> Step
 def _torch_pipeline(
     model: nn.Sequential, X: Tensor, y: Tensor, ranks: Ranks, schedule: str
 ) -> Steps:
-    """torch's own pipeline, cut where LPOM's is; it can't send pictures with channels last."""
+    """torch's own pipeline, cut between layers; it can't send pictures with channels last."""
     from torch.distributed import pipelining
 
     problem, batch = _problem(model, X, y)
-    method = methods.get("lpom")
-    ends = Pipeline(method, problem, method.init(problem), ranks, batch.inputs[:3], len(X)).ends
+    place, _ = _plan(problem, batch).places
     above = {
         id(parameter)
-        for node in problem.graph.nodes[ends[0] :]
+        for node in problem.graph.nodes[int(place) :]
         for parameter in node.edge.parameters
     }
     layers = list(problem.model.children())
-    place = next(
+    first_above = next(
         i for i, layer in enumerate(layers) if any(id(p) in above for p in layer.parameters())
     )
-    own = nn.Sequential(*(layers[:place] if ranks.first else layers[place:]))
+    own = nn.Sequential(*(layers[:first_above] if ranks.first else layers[first_above:]))
     stage = pipelining.PipelineStage(own, ranks.rank, 2, _CPU)
     made = getattr(pipelining, schedule)(stage, MICRO_BATCHES, loss_fn=F.cross_entropy)
     optimizer = torch.optim.Adam(own.parameters(), lr=_RATE, fused=True)
@@ -273,7 +280,8 @@ def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part
     turns: list[tuple[Stage, Problem, LPOMState, Tensor]] = []
     for layer, node in enumerate(graph):
         stage = Stage.of(graph, ends, layer)
-        stage.inbox.update({index: X[index] for index, _ in stage.received})
+        needed = chain.from_iterable(stage.received.values())
+        stage.inbox.update({index: X[index] for index in needed})
         own = Problem(stage.graph, problem.loss, problem.model)
         pull = 1e-3 * torch.randn_like(X[node.index])
         turns.append((stage, own, method.init(own), pull))
@@ -327,11 +335,40 @@ def _joined(nodes: Sequence[Part]) -> Part:
     )
 
 
-def _parts(graph: Graph, nodes: Sequence[Part], layers: int) -> list[Part]:
-    """Nodes joined to parts of even work."""
-    costs = [node.forward + node.backward + node.update for node in nodes]
-    ends = cut(graph, costs, [0.0] * (len(nodes) + 1), layers)
-    return [_joined(nodes[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+def _parts(graph: Graph, nodes: Sequence[Part], ends: Sequence[float]) -> list[Part]:
+    """Nodes joined to parts that end at these places."""
+    sizes, parts = [0.0, *(node.sent for node in nodes)], []
+    for begin, end in pairwise([0.0, *ends]):
+        within = range(int(begin), math.ceil(end))
+        shares = [min(end, k + 1) - max(begin, k) for k in within]
+        part = _joined([_share(nodes[k], share) for k, share in zip(within, shares, strict=True)])
+        parts.append(replace(part, sent=crossing(graph, sizes, end)))
+    return parts
+
+
+def _plan(problem: Problem, batch: Batch, *, even: bool = False) -> Plan:
+    """Where two ranks part: between layers, or such that the work is even."""
+    return plan(problem.graph, batch.inputs[:3], len(batch), 2, divides=even, lends=even)
+
+
+def lent(parts: list[Part], share: float) -> list[Part]:
+    """The same when the second rank has this share of the rows of the first part."""
+    if not share:
+        return parts
+    first, second, *others = parts
+    given, kept = _share(first, share), _share(first, 1 - share)
+    first = replace(kept, update=first.update, weights=first.weights)
+    second = replace(
+        second,
+        forward=second.forward + given.forward,
+        backward=second.backward + given.backward,
+    )
+    return [first, second, *others]
+
+
+def _share(node: Part, share: float) -> Part:
+    """So much of a node's units."""
+    return Part(*(share * amount for amount in astuple(node)))
 
 
 def _predictions(
@@ -339,16 +376,18 @@ def _predictions(
 ) -> dict[str, float]:
     """Seconds of a step that the model says for each contender with two ranks."""
     problem, batch = _problem(model, X, y)
-    parts = _parts(problem.graph, measure_nodes(problem, batch), 2)
-    micro = _parts(problem.graph, measure_share(problem, batch, MICRO_BATCHES), 2)
+    graph, micro = problem.graph, measure_share(problem, batch, MICRO_BATCHES)
+    found = _plan(problem, batch, even=True)
+    parts = lent(_parts(graph, measure_nodes(problem, batch), found.places), found.lent)
+    whole = _parts(graph, micro, _plan(problem, batch).places)
     rows = schedules.rows_apart(_joined(measure_share(problem, batch, 2)), ring, 2)
     return {
         "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, wire),
         "LPOM, rows": rows,
         "back-propagation, DDP": rows,
-        "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, micro, wire),
+        "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, whole, wire),
         "back-propagation, 1F1B": schedules.seconds_per_batch(
-            schedules.one_forward_one_back, micro, wire
+            schedules.one_forward_one_back, whole, wire
         ),
     }
 
@@ -361,11 +400,11 @@ def measure_wire(ranks: Ranks, repeats: int = 20) -> Wire:
         for _ in range(repeats):
             start = time.perf_counter()
             if ranks.first:
-                ranks.send(message, other)
-                ranks.receive((size,), message, other)()
+                ranks.send([message], other)
+                ranks.receive([(size,)], message, other)()
             else:
-                ranks.receive((size,), message, other)()
-                ranks.send(message, other)
+                ranks.receive([(size,)], message, other)()
+                ranks.send([message], other)
             seconds.append((time.perf_counter() - start) / 2)
         halves.append(statistics.median(seconds))
     ranks.wait_for_sent()
