@@ -42,7 +42,7 @@ _Contestants: TypeAlias = Annotated[
     typer.Option(
         "--method",
         help=f"Who takes part: a method, {', '.join(map(repr, steps.CONTESTANTS))}, or a method of "
-        f"back-propagation and {steps.COMPILED!r}; may be repeated.",
+        f"back-propagation and {steps.COMPILED!r}, or any and {steps.ROUNDED!r}; may be repeated.",
     ),
 ]
 _Baseline: TypeAlias = Annotated[str, typer.Option(help="Method the ratios refer to.")]

@@ -28,6 +28,7 @@ from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, plan, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
 from lpom.states import States
+from lpom.weights.adam import large_matrices
 from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 
@@ -89,6 +90,10 @@ class Pipeline(Team):
             mu=self.stage.mu(mu),
             vectors={},
             blocks=blocks(self.stage.graph) if exact else [],
+            # gradients of lent weights are added up, for which they are needed as a whole
+            large=large_matrices(self.stage.graph) - set(self.lent.parameters)
+            if state.large
+            else set(),
         )
         optimizer = state.optimizer
         groups = [] if optimizer is None else optimizer.param_groups

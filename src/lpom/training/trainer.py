@@ -22,6 +22,7 @@ from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
 from lpom.training.measuring import Score, evaluating, measure
+from lpom.training.precision import in_bfloat16
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
@@ -85,6 +86,8 @@ class Trainer:
         Where the run is kept.
     seed, generators
         What the generators were seeded with; they were noted before a batch was read.
+    precision : "bf16", optional
+        That of the products of a step.
     team : Pipeline, optional
         Who makes the steps. Of several processes each has a trainer; the first one measures the
         epoch, calls back, and has the ``folder``, and all of them come to the same end.
@@ -108,11 +111,13 @@ class Trainer:
         endless: bool = False,
         folder: RunFolder | None = None,
         team: Pipeline | None = None,
+        precision: str | None = None,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
         self.team: Team = team or Alone()
-        self._step = self._step_alone if team is None else team.step
+        step = self._step_alone if team is None else team.step
+        self.precision, self._step = precision, in_bfloat16(step) if precision else step
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
@@ -418,6 +423,7 @@ class Trainer:
             "loss": repr(self.task.loss),
             "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
+            "precision": self.precision,
             "epochs": self.epochs,
             "seed": self.seed,
             "endless": self.endless,

@@ -6,6 +6,7 @@ import copy
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.methods.choices import Exact, Sweeps
 from lpom.networks.mlp import mlp
+from lpom.training.precision import Bfloat16
 from lpom.training.signature import Signature
 
 #: Ways to make a step, by the name they have in a table.
@@ -31,6 +33,7 @@ CONTESTANTS: dict[str, Method[Any] | str] = {
     "lift": LiftedLoop(),
 }
 COMPILED = ", compiled"  # after a method's name: its forward pass goes through torch.compile
+ROUNDED = ", bf16"  # the same: its products are made in bfloat16
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ class Runner:
 
     def __init__(self, method: str | Method[Any], net: Net, batch_size: int, seed: int = 0) -> None:
         compiled = isinstance(method, str) and method.endswith(COMPILED)
+        self.rounded = isinstance(method, str) and method.endswith(ROUNDED)
         if isinstance(method, str):
+            method = method.removesuffix(ROUNDED)
             method = CONTESTANTS.get(method) or method.removesuffix(COMPILED)
         self.method = methods.get(method)
         model = copy.deepcopy(net.model).train()
@@ -77,7 +82,8 @@ class Runner:
         self.state = self.method.init(self.problem)
 
     def step(self) -> None:
-        self.method.step(self.problem, self.batch, self.state)
+        with Bfloat16() if self.rounded else nullcontext():
+            self.method.step(self.problem, self.batch, self.state)
 
     def peak_bytes(self) -> int:
         """Most bytes of tensors made by a step alive at once, gradients from before freed."""
