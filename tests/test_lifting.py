@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -54,6 +57,19 @@ def test_every_way_to_call_an_activation_follows_the_rule(call, reduction, scale
     (found,) = torch.autograd.grad(x, z, share * g)
     expected = share * answer(call, z.detach(), g, 2.0)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "identity", "tanh", "softmax", "softplus"])
+@pytest.mark.parametrize("knows", [False, True])
+def test_answers_are_responses_in_the_units_of_the_gradient(name, knows):
+    torch.manual_seed(0)
+    activation = lpom.activations.get(name)
+    z, g = torch.randn(2, 7, 5, dtype=torch.float64)
+    kept = z.clone(), g.clone()
+    said = activation.phi(z) if knows else None
+    found = activation.answer(z, g, 0.3, said=said)
+    torch.testing.assert_close(found, answer(activation.phi, z, g, 0.3), rtol=0, atol=1e-14)
+    assert torch.equal(z, kept[0]) and torch.equal(g, kept[1])
 
 
 def test_a_large_mu_is_back_propagation():
@@ -165,6 +181,43 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         (F.cross_entropy(lifted(x[rows]), y[rows]) / 4).backward()
     for parameter, gradient in zip(model.parameters(), whole, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-12, atol=1e-14)
+
+
+MIXED = """
+import copy, torch, lpom
+import torch.nn.functional as F
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
+
+def gradients(mu, dtype=None, scale=1.0):
+    lifted = lpom.lift(copy.deepcopy(model), mu=mu)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD(lifted.parameters(), 0.1)
+    lifted.scale = scaler.get_scale()
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        outputs = lifted(x)
+    scaler.scale(F.cross_entropy(outputs.float(), y)).backward()
+    scaler.unscale_(optimizer)
+    return torch.cat([p.grad.flatten() for p in lifted.parameters()])
+
+whole = gradients(0.5)
+found = [gradients(0.5, scale=2.0**12), gradients(500.0)]
+found += [gradients(0.5, dtype, 2.0**12) for dtype in (torch.bfloat16, torch.float16)]
+print(*[float((g - whole).norm() / whole.norm()) for g in found])
+"""
+
+
+def test_mixed_precision_keeps_the_meaning_of_mu():
+    """GradScaler alone changes nothing, autocast no more than its rounding; another mu does."""
+    done = subprocess.run([sys.executable, "-c", MIXED], capture_output=True, text=True)
+    if done.returncode == -signal.SIGILL:
+        pytest.skip("this processor has no such instructions")
+    scaled, other, bfloat, half = map(float, done.stdout.split())
+    assert scaled < 1e-6 and bfloat < 0.02 and half < 0.002, done.stderr
+    assert other > 0.2
 
 
 def test_half_precision_loses_no_pull():

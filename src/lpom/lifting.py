@@ -24,8 +24,8 @@ from lpom.activations.base import apply
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import UntrainableError
 from lpom.graph.operations import AFFINE, CONSTANTS, SHAPES, call_name
-from lpom.graph.scans import Call, Scan, called
-from lpom.graph.written import written_function
+from lpom.graph.scans import MODES, Call, Scan, called
+from lpom.graph.written import FUNCTIONS, written_function
 
 #: Every function and method of torch that is an activation, or looks like one, by its name.
 _ACTIVATIONS: dict[Any, str] = {
@@ -42,6 +42,7 @@ _PLAIN = frozenset(
     "set requires_grad retain_grad backward cross_entropy nll_loss mse_loss data item tolist "
     "binary_cross_entropy_with_logits setitem format repr type cpu cuda".split()
 )
+_SIMPLE = AFFINE | SHAPES | CONSTANTS | _PLAIN
 
 
 def lift(
@@ -203,6 +204,8 @@ class _Lifting(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if not torch.compiler.is_compiling() and _is_simple(func):
+            return func(*args, **(kwargs or {}))
         named = dict(kwargs or {})
         if func is apply:
             return self._answer(args[1], args[0])
@@ -235,9 +238,8 @@ class _Lifting(TorchFunctionMode):
 
     def _remark(self, name: str, outputs: Any) -> None:
         """Note what bends the network and is not lifted."""
-        if name not in AFFINE | SHAPES | CONSTANTS | _PLAIN and isinstance(outputs, Tensor):
-            if outputs.requires_grad:
-                self.kept.setdefault(name, _UNKNOWN)
+        if name not in _SIMPLE and isinstance(outputs, Tensor) and outputs.requires_grad:
+            self.kept.setdefault(name, _UNKNOWN)
 
     def _answer(self, z: Tensor, activation: Activation) -> Tensor:
         if not z.requires_grad or isinstance(activation, Identity):
@@ -256,6 +258,13 @@ class _Lifting(TorchFunctionMode):
             call.scan, self.strength, n_start, x, *call.start, *call.weights
         )
         return outputs.transpose(0, 1) if call.batch_first else outputs, *ends
+
+
+@lru_cache(maxsize=256)
+def _is_simple(func: Any) -> bool:
+    """Whether any call of it is neither an activation nor made of some, nor needs a remark."""
+    known = func is apply or func in _ACTIVATIONS or func in MODES or func in FUNCTIONS
+    return not known and call_name(func) in _SIMPLE
 
 
 _UNKNOWN = "lpom knows it neither as affine nor as an activation."
@@ -311,8 +320,7 @@ class _Answer(torch.autograd.Function):
         z, x = ctx.saved_tensors
         wide = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
         soft = ctx.activation.smoothed(ctx.width)
-        pull = g.to(wide.dtype) / ctx.strength
-        answer = soft.response(wide, pull, out=pull, said=x).mul_(ctx.strength)
+        answer = soft.answer(wide, g.to(wide.dtype), ctx.strength, said=x)
         return answer.to(z.dtype), None, None, None
 
 

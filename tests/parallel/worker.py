@@ -61,7 +61,7 @@ class Pictures(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Conv2d(3, 16, 5, padding=2)
+        self.first = nn.Conv2d(3, 16, 7, padding=3)
         self.second = nn.Conv2d(16, 8, 3)
         self.head = nn.Linear(8 * 3 * 3, 3)
 
@@ -72,7 +72,7 @@ class Pictures(nn.Module):
 
 
 def wide():
-    return lpom.mlp([7, 48, 64, 3], seed=0)
+    return lpom.mlp([7, 48, 64, 32, 3], seed=0)
 
 
 def chain():

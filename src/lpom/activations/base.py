@@ -106,6 +106,14 @@ class Activation(ABC):
         """
         return torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)
 
+    def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
+        """``strength * response(z, g / strength)``: what stands where others have ``phi'(z) g``."""
+        if self.subtracts and said is not None:
+            moved = self.phi(torch.sub(z, g, alpha=1 / strength))
+            return torch.sub(said, moved).mul_(strength)
+        pull = g / strength
+        return self.response(z, pull, out=pull, said=said).mul_(strength)
+
     def smoothed(self: A, width: float) -> A:
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
         return self

@@ -68,6 +68,10 @@ class ReLU(Activation):
         below = z.clamp(max=0)
         return torch.minimum(z, pull, out=out).sub_(below)
 
+    def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
+        z = z * strength  # phi(a z) = a phi(z)
+        return self.response(z, g, out=z)
+
     def primitive(self, z: Tensor) -> Tensor:
         return torch.relu(z) ** 2 / 2
 

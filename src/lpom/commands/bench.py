@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -280,6 +281,12 @@ def _short(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 1000 else f"{amount:.3g}"
 
 
+def _part() -> None:
+    """End together: a process that ends takes the other with it."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
 @app.command()
 def parallel(
     sizes: _Sizes = "784,1024,1024,1024,1024,10",
@@ -322,6 +329,7 @@ def parallel(
     with own_cores(1):
         measured = bench_parallel(model, shape, batch_size=batch_size, steps=steps, rounds=rounds)
     if launch.rank():
+        _part()
         return
     table = Table(
         caption=f"{network or sizes.replace(',', '-')}, batches of {batch_size}, {rounds} turns of "
@@ -355,3 +363,4 @@ def parallel(
         shares = (f"{100 * row.efficiency[name]:.0f} %" for name in names)
         table.add_row(str(row.ranks), str(row.layers), *shares)
     console.print(table)
+    _part()

@@ -126,7 +126,7 @@ DISCRETE = Table(
         Row(
             "step-lenet5",
             "step LeNet-5, MNIST, 10 epochs",
-            _mnist(10, "lenet5", activation="step", norm=True),
+            _mnist(10, "lenet5", activation="step", norm=True, pool="avg"),
             dict.fromkeys(_BOTH, 4e-3),
             width=2.0,
             least=98.5,

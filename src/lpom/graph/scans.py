@@ -483,7 +483,7 @@ class Call:
         return steps * self.scan.n_layers * (1 + self.scan.bidirectional)
 
 
-_MODES = {
+MODES = {
     torch.lstm: "LSTM",
     torch.gru: "GRU",
     torch.rnn_tanh: "RNN_TANH",
@@ -496,7 +496,7 @@ def called(function: Any, args: Sequence[Any]) -> Call | None:
 
     Projections, dropout, half precision and calls that are being compiled have none either.
     """
-    mode = _MODES.get(function)
+    mode = MODES.get(function)
     if mode is None or len(args) != 9 or not isinstance(args[2], list | tuple):
         return None
     x, hx, weights, bias, n_layers, dropout, training, bidirectional, batch_first = args

@@ -81,7 +81,7 @@ _MODULES: dict[type[nn.Module], Callable[..., Any]] = {
     **recurrence.MODULES,
     **attention.MODULES,
 }
-_FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.prelu: prelu,
     F.prelu: prelu,
     F.layer_norm: layer_norm,
@@ -109,4 +109,4 @@ def written_function(
         weights = (*args[2:4], kwargs.get("weight"), kwargs.get("bias"))
         if not any(isinstance(weight, Tensor | fx.Proxy) for weight in weights):
             return None
-    return _FUNCTIONS.get(function)
+    return FUNCTIONS.get(function)

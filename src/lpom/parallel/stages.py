@@ -57,7 +57,8 @@ def work(graph: Graph, inputs: Tensor, rows: int) -> list[float]:
         products = counter.get_total_flops() * (3 if any(node.sources) else 2)
         per_row = (products + _MADE * made.numbers) / len(inputs)
         weights = sum(parameter.numel() for parameter in node.edge.parameters)
-        costs.append(_NODE + per_row * rows + _WEIGHT * weights)
+        calls = 2 * _NODE if node.index == graph.output else _NODE  # the loss is one more
+        costs.append(calls + per_row * rows + _WEIGHT * weights)
     return costs
 
 
