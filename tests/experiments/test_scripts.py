@@ -151,13 +151,18 @@ def test_the_adding_problem_is_measured_on_other_sequences_and_kept(tmp_path, mo
 
 def test_rates_for_sequences_are_tried_on_held_out_rows_by_both_methods(monkeypatch):
     (sequences,) = script("sequences")
-    options = sequences.argparse.Namespace(
-        network="rnn", rates="0.001,0.002", schedules="linear,cosine", epochs=1, seed=0
-    )
+    given = {"rates": "0.001,0.002", "schedules": "linear,cosine", "epochs": 1, "seed": 0}
+    options = sequences.argparse.Namespace(network="rnn", widths="", **given)
     trials = list(sequences.trials(options))
     assert len({trial.key for trial in trials}) == 8
     assert all(trial.part == "validation" for trial in trials)
     assert [trial.method for trial in trials] == ["lpom", "adam"] * 4
+    options = sequences.argparse.Namespace(network="transformer", widths="1,2", **given)
+    hard = list(sequences.trials(options))
+    assert len({trial.key for trial in hard}) == 8
+    assert all(trial.part == "validation" for trial in hard)
+    assert all(trial.options == {"attention": "one_hot"} for trial in hard)
+    assert [trial.method for trial in hard] == ["lpom", "straight-through"] * 4
 
 
 def test_the_page_of_costs_is_what_its_files_make_of_it(monkeypatch, tmp_path):
