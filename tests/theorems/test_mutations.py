@@ -219,8 +219,8 @@ MUTANTS = {
     ),
     "acceleration with the wrong theta": Mutant(
         EXACT,
-        "Y = theta * C - math.sqrt(theta) * (theta_old * C_old - C)",
-        "Y = theta * C - math.sqrt(theta) * (theta * C_old - C)",
+        "sub_(C_old, alpha=root * theta_old)",
+        "sub_(C_old, alpha=root * theta)",
         "test_theorem4.py::test_the_exact_step_is_algorithm_2[independent-rows]",
     ),
     "theta of another equation": Mutant(

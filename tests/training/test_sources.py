@@ -179,14 +179,12 @@ def test_a_loss_of_ones_own_is_scored_by_what_it_says_of_itself():
     """Soft targets of exclusive classes: the largest output decides, whatever the loss's name."""
     from lpom.losses import CrossEntropy, Loss
 
+    known = CrossEntropy()
+
     class Own(Loss):
         name, threshold, lipschitz = "own", 0.0, 0.5
         logits = classifies = exclusive = True
-        value, gradient, probabilities = (
-            CrossEntropy.value,
-            CrossEntropy.gradient,
-            CrossEntropy.probabilities,
-        )
+        value, gradient, probabilities = known.value, known.gradient, known.probabilities
 
     generator = torch.Generator().manual_seed(0)
     X, target = torch.randn(60, 4, generator=generator), torch.randn(60, 3, generator=generator)
