@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, final
@@ -134,12 +134,23 @@ class LPOM(Method[LPOMState]):
         problem: Problem,
         batch: Batch,
         state: LPOMState,
+        after: tuple[Node, Callable[[], None]] | None = None,
     ) -> None:
-        """From above, each state and then what the weights below it are to know of it."""
+        """From above, each state and then what the weights below it are to know of it.
+
+        ``after`` is a node, and what to call as soon as it has pulled its sources.
+        """
         waiting: dict[Block, list[Use]] = {}
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            self.visit(states, node, residual, batch, state, waiting, down=True)
+            call = after[1] if after is not None and after[0] is node else None
+            first = call is not None and states.pulls_first(node)
+            if first:
+                states.pull_back(node, residual)
+                call()
+            self.visit(states, node, residual, batch, state, waiting, down=not first)
+            if call is not None and not first:
+                call()
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""

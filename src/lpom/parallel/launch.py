@@ -24,9 +24,6 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or each takes every core
-    # or the C library gives large tensors back to the system, whose pages cost a fifth of a step
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
     plan = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
