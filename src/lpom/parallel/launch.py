@@ -39,8 +39,17 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     try:
         elastic_launch(plan, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
-        code = int(error.get_first_failure()[1].exitcode)
-        return code if code > 0 else 128 - code
+        place, failure = error.get_first_failure()
+        code = int(failure.exitcode)
+        if code > 0:
+            return code
+        name = signal.Signals(-code).name  # who is killed says nothing
+        print(
+            f"error: rank {place} (process {failure.pid}) was ended by {name}, and the others were "
+            "stopped.",
+            file=sys.stderr,
+        )
+        return 128 - code
     except SignalException as error:
         return 128 + int(error.sigval)
     finally:  # torch puts its own in their place
