@@ -191,7 +191,11 @@ class States:
             for s in node.sources:
                 self.state(s)
             self._held.update(node.sources)
-        if residual is not None:
+        if residual is None:
+            return
+        if self._program(node) is not None:  # all sources at once
+            self._run_back(node, residual, 0.0, weights=False)
+        else:
             self._pull_sources(node, residual, [s for s in node.sources if s])
 
     def pulls_first(self, node: Node) -> bool:
