@@ -90,6 +90,8 @@ class Term:
     def follow(self, name: str, W: Tensor, step: Callable[[], Step]) -> None:
         """After it: the weights that the network is to have, ``step`` being that of each."""
         if self.penalty.lazy and not self.settled:
+            if self.penalty.bound is not None:
+                W.clamp_(-self.penalty.bound, self.penalty.bound)
             self.behind[name] = W.clone()
         projects = self.settled or self.penalty.lazy
         W.copy_(self.prox(name, W, math.inf if projects else self.penalty.every * step()))
