@@ -287,6 +287,8 @@ class Grid(Penalty):
 
     def prox(self, W: Tensor, step: Step) -> Tensor:
         level = self.nearest(W)
+        if isinstance(step, float) and math.isinf(step):
+            return level
         away = W - level
         return level + (away - away.clamp(-torch.as_tensor(step), torch.as_tensor(step)))
 
@@ -322,7 +324,10 @@ class Binary(Grid):
         return self._mean(W.abs())
 
     def integers(self, W: Tensor, scale: Tensor) -> Tensor:
-        return torch.where(W >= 0, 1.0, -1.0).to(W)
+        return torch.copysign(torch.ones_like(scale), W)
+
+    def nearest(self, W: Tensor) -> Tensor:
+        return torch.copysign(self.scale(W), W)  # one pass, which a large layer's step feels
 
 
 @final

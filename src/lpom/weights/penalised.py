@@ -92,7 +92,7 @@ class Term:
         if self.penalty.lazy and not self.settled:
             if self.penalty.bound is not None:
                 W.clamp_(-self.penalty.bound, self.penalty.bound)
-            self.behind[name] = W.clone()
+            self.behind[name] = self.behind.get(name, torch.empty_like(W)).copy_(W)
         projects = self.settled or self.penalty.lazy
         W.copy_(self.prox(name, W, math.inf if projects else self.penalty.every * step()))
 
