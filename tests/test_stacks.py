@@ -31,7 +31,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("activation", ["relu", "tanh", "leaky_relu", "softplus"])
 @torch.no_grad()
 def test_gradients_are_those_of_the_paper_written_down(activation, bias):
-    """X[i] = phi(X[i-1] W^T - pull), the pull of a layer being that of its residual (eqs. 25, 28)."""
+    """Eqs. 25 and 28 for three layers, each with its mu."""
     model, given = made(activation, bias=bias), batch()
     stack = Stack.of(trace(model))
     outputs = stack.sweep(given.inputs, given.target, CrossEntropy(), [1.0, *MU])
