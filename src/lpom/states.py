@@ -522,8 +522,9 @@ class States:
         old, fresh = parameter.grad, id(parameter) not in self._graded
         if old is None:
             old = parameter.grad = torch.empty_like(parameter)
+        each = ones(R.shape[0], R.dtype, R.device)
         # a product takes less time than a sum and its multiple
-        torch.addmv(old, R.T, _ones(R), beta=0 if fresh else 1, alpha=share, out=old)
+        torch.addmv(old, R.T, each, beta=0 if fresh else 1, alpha=share, out=old)
         self._graded.add(id(parameter))
 
 
@@ -568,13 +569,9 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
-def _ones(R: Tensor) -> Tensor:
-    """As many as R has rows."""
-    return _kept_ones(R.shape[0], R.dtype, R.device)
-
-
 @lru_cache(maxsize=8)
-def _kept_ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same every time: nobody writes there."""
     return torch.ones(rows, dtype=dtype, device=device)
 
 
