@@ -146,25 +146,22 @@ class LPOM(Method[LPOMState]):
     ) -> None:
         """From above, each state and then what the weights below it are to know of it.
 
-        ``after`` is a node, and what to call as soon as it has pulled its sources: the weights from
-        there up wait for that if they can.
+        ``after`` is a node, and what to call as soon as it has pulled its sources: before its
+        weights hear of anything, where that costs nothing.
         """
         waiting: dict[Block, list[Use]] = {}
-        later: list[tuple[Node, Tensor | None]] = []
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            last = after is not None and node is after[0]
-            # exact weights are solved for before the states below them move
-            if after is not None and (states.once or last) and states.pulls_first(node):
-                states.pull_back(node, residual, hold=True)
-                later.append((node, residual))
+            told = after is not None and after[0] is node
+            first = told and states.pulls_first(node)
+            if first:
+                states.pull_back(node, residual)
             else:
                 self.visit(states, node, residual, batch, state, waiting, down=True)
-            if after is not None and last:
+            if after is not None and told:
                 after[1]()
-                for above, waited in later:
-                    self.visit(states, above, waited, batch, state, waiting, down=False)
-                after = None
+            if first:
+                self.visit(states, node, residual, batch, state, waiting, down=False)
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""

@@ -24,7 +24,7 @@ from lpom.parallel.lending import lendable, lent_rows
 
 #: What a node costs by itself, and numbers that pass through memory in a step: of what an operation
 #: makes, of a weight, on the wire. In multiplications and additions, as measured on one core.
-_NODE, _MADE, _WEIGHT, _WIRE = 2e7, 200.0, 80.0, 250.0
+_NODE, _MADE, _WEIGHT, _WIRE = 3e7, 200.0, 200.0, 250.0
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -77,12 +77,6 @@ def crossing(graph: Graph, sizes: Sequence[float], place: float) -> float:
     return sent + (place - whole) * sizes[whole + 1] if place > whole else sent
 
 
-def joining(sizes: Sequence[float], place: float) -> float:
-    """What a divided node costs the part above: its state is put together, the pull taken apart."""
-    whole = int(place)
-    return 2 * _MADE * sizes[whole + 1] if place > whole else 0.0
-
-
 @dataclass(frozen=True)
 class Plan:
     """Where parts end, see `cut`, and the share of the first one's rows on the second rank."""
@@ -127,10 +121,7 @@ def loads(
 ) -> list[float]:
     """What each part costs, with what it sends and receives."""
     ends = [0.0, *places]
-    own = [
-        _until(costs, end) - _until(costs, begin) + joining(sizes, begin)
-        for begin, end in pairwise(ends)
-    ]
+    own = [_until(costs, end) - _until(costs, begin) for begin, end in pairwise(ends)]
     wire = [_WIRE * crossing(graph, sizes, end) for end in ends]
     return [cost + a + b for cost, (a, b) in zip(own, pairwise(wire), strict=True)]
 
@@ -173,7 +164,6 @@ def cut(
     ends = [0.0, *sorted(found), float(n)]
     until = [_until(costs, e) for e in ends]
     wire = [_WIRE * crossing(graph, sizes, e) for e in ends]
-    joins = [joining(sizes, e) for e in ends]
     # the largest cost of the parts below each end, and where the last of them begins
     best = [0.0] + [math.inf] * (len(ends) - 1)
     begins: list[list[int]] = []
@@ -184,7 +174,7 @@ def cut(
                 own = until[e] - until[b]
                 if own > further[e]:  # and more so for all before it
                     break
-                most = max(best[b], own + joins[b] + wire[b] + wire[e])
+                most = max(best[b], own + wire[b] + wire[e])
                 if most < further[e]:
                     further[e], begin[e] = most, b
         best = further
