@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, final
@@ -142,12 +142,29 @@ class LPOM(Method[LPOMState]):
         problem: Problem,
         batch: Batch,
         state: LPOMState,
+        after: tuple[Node, Callable[[], None]] | None = None,
     ) -> None:
-        """From above, each state and then what the weights below it are to know of it."""
+        """From above, each state and then what the weights below it are to know of it.
+
+        ``after`` is a node, and what to call as soon as it has pulled its sources: the weights from
+        there up wait for that if they can.
+        """
         waiting: dict[Block, list[Use]] = {}
+        later: list[tuple[Node, Tensor | None]] = []
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            self.visit(states, node, residual, batch, state, waiting, down=True)
+            last = after is not None and node is after[0]
+            # exact weights are solved for before the states below them move
+            if after is not None and (states.once or last) and states.pulls_first(node):
+                states.pull_back(node, residual, hold=True)
+                later.append((node, residual))
+            else:
+                self.visit(states, node, residual, batch, state, waiting, down=True)
+            if after is not None and last:
+                after[1]()
+                for above, waited in later:
+                    self.visit(states, above, waited, batch, state, waiting, down=False)
+                after = None
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
