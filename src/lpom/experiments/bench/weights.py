@@ -79,7 +79,7 @@ class Plan:
     epochs: int
 
 
-#: Adam's came to 98 % on held-out rows, as one of two in six tried, and LPOM with Adam has the same;
+#: Adam's came to 98 % on held-out rows, one of two in six tried; LPOM with Adam has the same, and
 #: the last three were not tuned for time.
 PLANS: dict[str, Plan] = {
     "adam": Plan(methods.Adam(learning_rate=3e-3), 100, 5),
