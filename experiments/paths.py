@@ -98,9 +98,9 @@ def main() -> None:
     for name in PATHS:
         found = [accuracy(name, int(seed), train, held) for seed in given.seeds.split(",")]
         print(name, found, flush=True)
-        case, _, path = name.partition(", ")
+        case, _, way = name.partition(", ")
         said = ", ".join(f"{value:.2f}" for value in found)
-        rows.append(Row(case, path, statistics.mean(found), "%", note=said))
+        rows.append(Row(case, way, statistics.mean(found), "%", note=said))
     report = Report("paths", vars(given), rows)
     command = f"python experiments/paths.py --seeds {given.seeds} --rows {given.rows}"
     path = HERE / "bench" / "paths.json"
