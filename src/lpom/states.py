@@ -98,7 +98,8 @@ class States:
                 if once:
                     self._drop_value(node)
             else:
-                X, self._passes[node.index] = node.layer.forward(self.Z(node))
+                there = None if node.there is None else node.there([inputs])
+                X, self._passes[node.index] = node.layer.forward(self.Z(node), there)
                 self._set(node, X)
 
     @property

@@ -44,6 +44,8 @@ class Cell(ABC):
     apart: ClassVar[bool] = False
     #: How often it calls each activation in a step.
     calls: ClassVar[dict[str, int]]
+    #: What each gate is to hear for a state of zero to stay zero.
+    still: ClassVar[tuple[float, ...]]
 
     @abstractmethod
     def forward(
@@ -73,7 +75,7 @@ def _steps(x: Tensor, back: bool) -> Steps:
 class _Plain(Cell):
     """``h = phi(z + W h)``."""
 
-    gates = 1
+    gates, still = 1, (0.0,)
     activation: ClassVar[Activation]
 
     @staticmethod
@@ -136,6 +138,7 @@ class _LSTMCell(Cell):
     """
 
     gates, n_carried = 4, 2
+    still = (0.0,) * 4
     calls = {"sigmoid": 1, "tanh": 2}
 
     def forward(
@@ -207,6 +210,7 @@ class _GRUCell(Cell):
     """``n = tanh(z_n + r (W h)_n)``, ``h = n + u (h - n)``: gates r and u are sigmoids."""
 
     gates, apart = 3, True
+    still = (0.0, 1e4, 0.0)  # u is one
     calls = {"sigmoid": 1, "tanh": 1}
 
     def forward(
@@ -295,6 +299,7 @@ class Memory:
 
     outputs: Tensor
     passes: list[_Pass]
+    ended: Tensor | None = None  # (steps, m, 1)
 
 
 @final
@@ -321,11 +326,17 @@ class Scan:
         return [(*pair, *[None] * (4 - size)) for pair in pairs]
 
     def forward(
-        self, x: Tensor, start: Sequence[Tensor], weights: Sequence[Tensor]
+        self,
+        x: Tensor,
+        start: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        ended: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...], Memory]:
         """Outputs (steps, m, width), what is carried on as torch stacks it, and what is known.
 
-        x is (steps, m, features); without a ``start`` states begin at zero.
+        x is (steps, m, features); without a ``start`` states begin at zero. Where a sequence has
+        ``ended``, (steps, m, 1), outputs are zero; on the way back it has not begun. It has no
+        start then, and what is carried on goes beyond the end.
         """
         passes, ends = [], []
         n_directions, cell = 1 + self.bidirectional, self.cell
@@ -341,13 +352,16 @@ class Scan:
                 across = b_hh if cell.apart else None
                 said = b_ih if cell.apart or b_ih is None or b_hh is None else b_ih + b_hh
                 Z = F.linear(x, w_ih, said)
+                if ended is not None and d:
+                    for gate, still in zip(Z.chunk(cell.gates, -1), cell.still, strict=True):
+                        gate.masked_fill_(ended, still)
                 begin: Carried = tuple(part[k] for part in start) or (None,) * cell.n_carried
                 end, known = cell.forward(Z, H, begin, w_hh, across, back=bool(d))
                 passes.append(_Pass(x, H, begin, known))
                 ends.append(end)
-            x = whole
+            x = whole if ended is None else whole.masked_fill(ended, 0)
         stacked = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
-        return x, stacked, Memory(x, passes)
+        return x, stacked, Memory(x, passes, ended)
 
     def backward(
         self,
@@ -368,6 +382,8 @@ class Scan:
         below: Tensor | None = P
         for layer in reversed(range(self.n_layers)):
             assert below is not None
+            if memory.ended is not None:
+                below.masked_fill_(memory.ended, 0)
             pulls, below = torch.split(below, below.shape[-1] // n_directions, -1), None
             for d, pull in enumerate(pulls):
                 k = layer * n_directions + d
@@ -378,6 +394,9 @@ class Scan:
                     one.known, pull, end, w_hh, bool(d), one.start[0] is not None
                 )
                 one.known = None
+                if memory.ended is not None and d:  # pulls on states before the first step
+                    one.R.masked_fill_(memory.ended, 0)
+                    one.R_across.masked_fill_(memory.ended, 0)
                 if layer or down:
                     found = one.R @ w_ih
                     below = found if below is None else below.add_(found)
@@ -443,8 +462,10 @@ class Layer:
     def parameters(self) -> tuple[nn.Parameter, ...]:
         return tuple(getattr(self.module, name) for name in self.module._flat_weights_names)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Memory]:
-        outputs, _, memory = self.scan.forward(x.transpose(0, 1), (), self.parameters)
+    def forward(self, x: Tensor, there: Tensor | None = None) -> tuple[Tensor, Memory]:
+        """The outputs; where a step is not ``there``, (m, steps), they are zero."""
+        ended = None if there is None else ~there.T[..., None]
+        outputs, _, memory = self.scan.forward(x.transpose(0, 1), (), self.parameters, ended)
         return outputs.transpose(0, 1), memory
 
     def backward(self, memory: Memory, P: Tensor, *, down: bool) -> Tensor | None:
