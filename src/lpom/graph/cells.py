@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, final
 
 import torch
@@ -17,16 +19,48 @@ from torch import Tensor
 from lpom.activations import Activation, ReLU, Sigmoid, Tanh
 
 #: A hidden state, and what else is carried from step to step; None at the start stands for zeros.
-Carried = tuple[Tensor | None, ...]
-Steps = Sequence[Tensor]
+Carried = Sequence[Tensor | None]
 
 _SIGMOID, _TANH = Sigmoid(), Tanh()
 
 
-class Cell(ABC):
-    """What one kind of layer does, over all steps in one direction; it runs without autograd.
+@dataclass(frozen=True)
+class Matrices:
+    """The weights of a layer in one direction, beside the columns ``(x, 1, h)`` that they meet.
 
-    Sequences of tensors have one for each step, in the order in which steps are taken.
+    ``below`` meets all of them; where the recurrent product is apart, those without h, and
+    ``recurrent`` those without x. ``inputs`` are the columns of x: zeros may stand before them.
+    """
+
+    below: Tensor
+    recurrent: Tensor
+    inputs: slice
+    width: int
+
+    @cached_property
+    def across(self) -> Tensor:
+        """What h meets."""
+        return self.recurrent[:, -self.width :]
+
+    def hidden(self, B: Tensor) -> Tensor:
+        """h after every step."""
+        return B[1:, :, -self.width :]
+
+    def heard(self, B: Tensor) -> Tensor:
+        """The columns that ``below`` meets."""
+        return B[..., : self.below.shape[1]]
+
+    def recalled(self, B: Tensor) -> Tensor:
+        """The columns that ``recurrent`` meets."""
+        return B[..., -self.recurrent.shape[1] :]
+
+
+class Cell(ABC):
+    r"""What one kind of layer does, over all steps in the order they are taken; without autograd.
+
+    ``B``, (steps + 1, m, columns), holds :math:`(x_t, 1, h_{t-1})` for each step and sample, so
+    that a step is one product; hidden states are written there. The ones are missing in layers
+    without bias.
     """
 
     gates: ClassVar[int]
@@ -35,54 +69,30 @@ class Cell(ABC):
     apart: ClassVar[bool] = False
     #: How often it calls each activation in a step.
     calls: ClassVar[dict[str, int]]
-    #: What each gate is to hear for a state of zero to stay zero.
-    still: ClassVar[tuple[float, ...]]
     #: What the weights of each gate are multiplied by before the cell sees them, where that is not
     #: one; gradients are multiplied by it too.
     factors: ClassVar[tuple[float, ...]] = ()
 
     @abstractmethod
-    def forward(
-        self, Z: Tensor, H: Tensor, start: Carried, W: Tensor, bias: Tensor | None, back: bool
-    ) -> tuple[Carried, Any]:
-        """Write hidden states to H, (steps, m, width); give what is carried on, and what is known.
-
-        Z, (steps, m, gates x width), is what the inputs say to the gates; it is written over.
-        ``back``: the last step comes first.
-        """
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        """Write the hidden states; give what is carried on, and what is known."""
 
     @abstractmethod
     def backward(
-        self,
-        known: Any,
-        P: Tensor,
-        share: float,
-        ends: list[Tensor | None],
-        W: Tensor,
-        back: bool,
-        start: bool,
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The residuals of the gates and of the recurrent product, and pulls on the ``start``.
 
-        ``share * P`` are the pulls on H, ``ends`` those on what is carried on; the latter and what
-        is known are written over.
+        ``share * P`` are the pulls on hidden states, ``ends`` those on what is carried on; the
+        latter and what is known are written over.
         """
 
-    def scaled(self, weight: Tensor | None) -> Tensor | None:
-        """A matrix or a bias, the rows of each gate times its factor."""
-        if weight is None or not self.factors:
-            return weight
-        return self.scale_(weight.detach().clone())
-
     def scale_(self, weight: Tensor) -> Tensor:
+        """A matrix or a bias, the rows of each gate times its factor."""
         for rows, factor in zip(weight.chunk(self.gates), self.factors, strict=False):
             if factor != 1:
                 rows.mul_(factor)
         return weight
-
-
-def steps_of(x: Tensor, back: bool) -> Steps:
-    return x.unbind(0)[::-1] if back else x.unbind(0)
 
 
 def _pulled(p: Tensor, share: float, R: Tensor | None, W: Tensor, out: Tensor) -> Tensor:
@@ -91,9 +101,9 @@ def _pulled(p: Tensor, share: float, R: Tensor | None, W: Tensor, out: Tensor) -
 
 
 class _Plain(Cell):
-    """``h = phi(z + W h)``."""
+    """``h = phi(z)``."""
 
-    gates, still = 1, (0.0,)
+    gates = 1
     activation: ClassVar[Activation]
 
     @staticmethod
@@ -101,37 +111,27 @@ class _Plain(Cell):
     def apply(z: Tensor, out: Tensor) -> Tensor:
         """The activation, written to memory that is there."""
 
-    def forward(
-        self, Z: Tensor, H: Tensor, start: Carried, W: Tensor, bias: Tensor | None, back: bool
-    ) -> tuple[Carried, Any]:
-        (h,), across = start, W.t()
-        for z, into in zip(steps_of(Z, back), steps_of(H, back), strict=True):
-            if h is not None:
-                z.addmm_(h, across)
-            h = self.apply(z, into)
-        return (h,), (Z, H)
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, below = W.hidden(B), W.below.t()
+        Z = torch.empty_like(H)
+        for b, z, h in zip(B, Z, H, strict=False):
+            self.apply(torch.mm(b, below, out=z), h)
+        return (H[-1],), (Z, H)
 
     def backward(
-        self,
-        known: Any,
-        P: Tensor,
-        share: float,
-        ends: list[Tensor | None],
-        W: Tensor,
-        back: bool,
-        start: bool,
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, H = known
         (p_on,), R = ends, None
-        pull = Z.new_empty(H.shape[1:])
-        for z, p, h in zip(*(reversed(steps_of(x, back)) for x in (Z, P, H)), strict=True):
-            _pulled(p, share, R, W, pull)
+        pull = torch.empty_like(Z[0])
+        for z, p, h in zip(*(reversed(x.unbind(0)) for x in (Z, P, H)), strict=True):
+            _pulled(p, share, R, W.across, pull)
             if p_on is not None:
                 pull.add_(p_on)
                 p_on = None
             R = self.activation.response(z, pull, out=z, said=h)
         assert R is not None
-        return Z, Z, [R @ W] if start else []
+        return Z, Z, [R @ W.across] if start else []
 
 
 @final
@@ -168,42 +168,28 @@ class _LSTMCell(Cell):
     """
 
     gates, n_carried = 4, 2
-    still = (0.0,) * 4
     factors = (1.0, 1.0, 2.0, 1.0)
     calls = {"sigmoid": 1, "tanh": 2}
 
-    def forward(
-        self, Z: Tensor, H: Tensor, start: Carried, W: Tensor, bias: Tensor | None, back: bool
-    ) -> tuple[Carried, Any]:
-        (h, c), across = start, W.t()
-        C = Z.new_empty(*Z.shape[:2], H.shape[-1])
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, below = W.hidden(B), W.below.t()
+        c = begin = None if start[1] is None else 2 * start[1]
+        Z, C = B.new_empty(*H.shape[:2], len(W.below)), B.new_empty(H.shape)
+        # what is cheap to have again is not kept: memory takes longer
         x, d = torch.empty_like(Z[0]), torch.empty_like(C[0])
         i, f, s, o = x.chunk(4, -1)
-        one, two = Z.new_full((), -1.0), Z.new_full((), -2.0)  # numbers would be made tensors
-        if c is not None:
-            c = 2 * c
-        begin = c
-        for z, c_new, into in zip(*(steps_of(part, back) for part in (Z, C, H)), strict=True):
-            if h is not None:
-                z.addmm_(h, across)
-            torch.sigmoid(z, out=x)
+        one, two = B.new_full((), -1.0), B.new_full((), -2.0)  # numbers would be made tensors
+        for b, z, c_new, h in zip(B, Z, C, H, strict=False):
+            torch.sigmoid(torch.mm(b, below, out=z), out=x)
             torch.mul(i, torch.add(two, s, alpha=4, out=d), out=c_new)
             if c is not None:
                 c_new.addcmul_(f, c)
             c = c_new
-            h = torch.mul(o, torch.add(one, torch.sigmoid(c, out=d), alpha=2, out=d), out=into)
-        assert c is not None
-        return (h, c / 2), (Z, C, begin)
+            torch.mul(o, torch.add(one, torch.sigmoid(c, out=d), alpha=2, out=d), out=h)
+        return (H[-1], C[-1] / 2), (Z, C, begin)
 
     def backward(
-        self,
-        known: Any,
-        P: Tensor,
-        share: float,
-        ends: list[Tensor | None],
-        W: Tensor,
-        back: bool,
-        start: bool,
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, C, begin = known
         P_end, P_c = ends
@@ -212,15 +198,13 @@ class _LSTMCell(Cell):
         G, x = (torch.empty_like(Z[0]) for _ in range(2))  # pulls on the gates, and the gates
         (G_i, G_f, G_s, G_o), (i, f, s, o) = G.chunk(4, -1), x.chunk(4, -1)
         one, two, four = (Z.new_full((), number) for number in (-1.0, -2.0, 4.0))
-        cells = steps_of(C, back)
+        cells = C.unbind(0)
         R: Tensor | None = None
         for z, p, c, before in zip(
-            *(reversed(steps_of(part, back)) for part in (Z, P)),
-            reversed(cells),
-            reversed([begin, *cells[:-1]]),
+            *(reversed(part) for part in (Z.unbind(0), P.unbind(0), cells, (begin, *cells[:-1]))),
             strict=True,
         ):
-            _pulled(p, share, R, W, pull)
+            _pulled(p, share, R, W.across, pull)
             if P_end is not None:
                 pull.add_(P_end)
                 P_end = None
@@ -238,7 +222,7 @@ class _LSTMCell(Cell):
             P_c.mul_(f)
             R = _SIGMOID.response(z, G, out=z, said=x)
         assert R is not None
-        return Z, Z, [R @ W, P_c.mul_(2)] if start else []
+        return Z, Z, [R @ W.across, P_c.mul_(2)] if start else []
 
 
 @final
@@ -246,56 +230,39 @@ class _GRUCell(Cell):
     """``n = tanh(z_n + r (W h)_n)``, ``h = n + u (h - n)``: gates r and u are sigmoids."""
 
     gates, apart = 3, True
-    still = (0.0, 1e4, 0.0)  # u is one
     calls = {"sigmoid": 1, "tanh": 1}
 
-    def forward(
-        self, Z: Tensor, H: Tensor, start: Carried, W: Tensor, bias: Tensor | None, back: bool
-    ) -> tuple[Carried, Any]:
-        (h,), width = start, H.shape[-1]
-        if h is None:
-            h = Z.new_zeros(Z.shape[1], width)
-        start_h = h
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, width = W.hidden(B), W.width
+        Z = W.heard(B[:-1]) @ W.below.t()
         across = torch.empty_like(Z)  # W h + b
         X = torch.empty_like(Z)  # r, u, n
-        for z, y, x, into in zip(*(steps_of(a, back) for a in (Z, across, X, H)), strict=True):
-            if bias is None:
-                torch.mm(h, W.t(), out=y)
-            else:
-                torch.addmm(bias, h, W.t(), out=y)
+        for b, before, z, y, x, into in zip(
+            W.recalled(B), B[..., -width:], Z, across, X, H, strict=False
+        ):
+            torch.mm(b, W.recurrent.t(), out=y)
             (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
                 torch.split(a, [2 * width, width], -1) for a in (z, y, x)
             )
             torch.sigmoid(z_ru.add_(y_ru), out=x_ru)
             r, u = x_ru.chunk(2, -1)
             torch.tanh(z_n.addcmul_(r, y_n), out=n)
-            h = torch.lerp(n, h, u, out=into)
-        return (h,), (Z, across, X, H, start_h)
+            torch.lerp(n, before, u, out=into)
+        return (H[-1],), (Z, across, X, B)
 
     def backward(
-        self,
-        known: Any,
-        P: Tensor,
-        share: float,
-        ends: list[Tensor | None],
-        W: Tensor,
-        back: bool,
-        start: bool,
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        Z, across, X, H, start_h = known
-        width = H.shape[-1]
-        before = [start_h, *steps_of(H, back)[:-1]]
+        Z, across, X, B = known
+        width = W.width
         G = Z.new_empty(*Z.shape[1:-1], 2 * width)
         G_r, G_u = G.chunk(2, -1)
-        (p_on,), pull = ends, Z.new_empty(H.shape[1:])
+        (p_on,), pull = ends, Z.new_empty(Z.shape[1], width)
         above: Tensor | None = None  # residuals of the recurrent product one step on
         for z, y, x, h, p in zip(
-            *(reversed(steps_of(a, back)) for a in (Z, across, X)),
-            reversed(before),
-            reversed(steps_of(P, back)),
-            strict=True,
+            *(reversed(a.unbind(0)) for a in (Z, across, X, B[:-1, :, -width:], P)), strict=True
         ):
-            p = _pulled(p, share, above, W, pull)
+            p = _pulled(p, share, above, W.across, pull)
             p = p if p_on is None else p.add_(p_on)
             (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
                 torch.split(a, [2 * width, width], -1) for a in (z, y, x)
@@ -308,7 +275,7 @@ class _GRUCell(Cell):
             y_ru.copy_(_SIGMOID.response(z_ru, G, out=z_ru, said=x_ru))
             p_on, above = p * u, y
         assert p_on is not None and above is not None
-        return Z, across, [p_on.addmm_(above, W)] if start else []
+        return Z, across, [p_on.addmm_(above, W.across)] if start else []
 
 
 CELLS: dict[str, Cell] = {

@@ -13,30 +13,30 @@ from functools import cached_property
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.graph.cells import CELLS, Carried, Cell
+from lpom.graph.cells import CELLS, Carried, Cell, Matrices
+
+#: Columns come in multiples of this: products over all steps take a tenth less time.
+LANES = 16
 
 
 @dataclass
 class _Pass:
-    """What one layer in one direction knows of a batch."""
+    """What one layer in one direction knows of a batch, in the order in which steps are taken."""
 
-    x: Tensor
-    H: Tensor
-    start: Carried
+    B: Tensor  # (x, 1, h before it) of every step
+    W: Matrices
+    started: bool
     known: Any
-    weights: tuple[Tensor | None, ...]  # as the cell has them
     R: Tensor | None = None  # of the gates
     R_across: Tensor | None = None  # of the recurrent product
 
 
 @dataclass
 class Memory:
-    """What a scan knows of a batch: each layer and direction, and the outputs of the last."""
+    """What a scan knows of a batch: each layer and direction, and where sequences have ended."""
 
-    outputs: Tensor
     passes: list[_Pass]
     ended: Tensor | None = None  # (steps, m, 1)
 
@@ -59,10 +59,9 @@ class Scan:
     def cell(self) -> Cell:
         return CELLS[self.mode]
 
-    def _weights(self, weights: Sequence[Tensor]) -> list[tuple[Tensor | None, ...]]:
+    def _weights(self, weights: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         size = 4 if self.bias else 2
-        pairs = [tuple(weights[k : k + size]) for k in range(0, len(weights), size)]
-        return [(*pair, *[None] * (4 - size)) for pair in pairs]
+        return [weights[k : k + size] for k in range(0, len(weights), size)]
 
     def forward(
         self,
@@ -78,29 +77,54 @@ class Scan:
         start then, and what is carried on goes beyond the end.
         """
         passes, ends = [], []
-        n_directions, cell = 1 + self.bidirectional, self.cell
         given = self._weights(weights)
         for layer in range(self.n_layers):
-            x = x.contiguous()
-            width = given[0][1].shape[-1]  # type: ignore[union-attr]
-            whole = x.new_empty(*x.shape[:2], n_directions * width)
-            for d, H in enumerate(torch.split(whole, width, -1)):
-                k = layer * n_directions + d
-                w_ih, w_hh, b_ih, b_hh = own = tuple(cell.scaled(w) for w in given[k])
-                assert w_ih is not None and w_hh is not None
-                across = b_hh if cell.apart else None
-                said = b_ih if cell.apart or b_ih is None or b_hh is None else b_ih + b_hh
-                Z = F.linear(x, w_ih, said)
-                if ended is not None and d:
-                    for gate, still in zip(Z.chunk(cell.gates, -1), cell.still, strict=True):
-                        gate.masked_fill_(ended, still)
-                begin: Carried = tuple(part[k] for part in start) or (None,) * cell.n_carried
-                end, known = cell.forward(Z, H, begin, w_hh, across, back=bool(d))
-                passes.append(_Pass(x, H, begin, known, own))
+            outputs = []
+            for d in range(1 + self.bidirectional):
+                k = layer * (1 + self.bidirectional) + d
+                begin: Carried = [part[k] for part in start] or [None] * self.cell.n_carried
+                W = self._matrices(*given[k])
+                B = self._columns(x, W, begin[0], ended, back=bool(d))
+                end, known = self.cell.forward(B, W, begin)
+                passes.append(_Pass(B, W, bool(start), known))
                 ends.append(end)
-            x = whole if ended is None else whole.masked_fill(ended, 0)
+                outputs.append(_turned(W.hidden(B), d))
+            x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
+            x = x if ended is None else x.masked_fill(ended, 0)
         stacked = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
-        return x, stacked, Memory(x, passes, ended)
+        return x, stacked, Memory(passes, ended)
+
+    def _matrices(
+        self, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Matrices:
+        """The weights side by side, as the cell has them."""
+        if b_ih is None or b_hh is None:
+            parts = [w_ih], [w_hh]
+        elif self.cell.apart:
+            parts = [w_ih, b_ih[:, None]], [b_hh[:, None], w_hh]
+        else:
+            parts = [w_ih, (b_ih + b_hh)[:, None]], [w_hh]
+        n, width = w_ih.shape[1], w_hh.shape[1]
+        lacking = -(n + self.bias + width) % LANES
+        parts[0].insert(0, w_ih.new_zeros(len(w_ih), lacking))
+        sides = parts if self.cell.apart else (parts[0] + parts[1],)
+        joined = [self.cell.scale_(torch.cat(side, 1)) for side in sides]
+        return Matrices(joined[0], joined[-1], slice(lacking, lacking + n), width)
+
+    def _columns(
+        self, x: Tensor, W: Matrices, h: Tensor | None, ended: Tensor | None, back: bool
+    ) -> Tensor:
+        """``(x, 1, h)`` of every step, h to be filled in; zero where a sequence has ended."""
+        end = W.inputs.stop + self.bias
+        B = x.new_empty(len(x) + 1, x.shape[1], end + W.width)
+        B[:-1, :, : W.inputs.start] = 0
+        B[:-1, :, W.inputs] = _turned(x, back)
+        if self.bias:
+            B[:-1, :, end - 1] = 1
+        if ended is not None:  # without an input and a bias a state of zero stays zero
+            B[:-1, :, :end].masked_fill_(_turned(ended, back), 0)
+        B[0, :, end:] = 0 if h is None else h
+        return B
 
     def backward(
         self,
@@ -120,63 +144,61 @@ class Scan:
         below: Tensor | None = P
         for layer in reversed(range(self.n_layers)):
             assert below is not None
-            if memory.ended is not None:
-                below = below.masked_fill(memory.ended, 0)
-            pulls, below = torch.split(below, below.shape[-1] // n_directions, -1), None
+            pulls, below = _where_there(below, memory.ended).chunk(n_directions, -1), None
             for d, pull in enumerate(pulls):
                 k = layer * n_directions + d
                 one = memory.passes[k]
-                w_ih, w_hh, *_ = one.weights
-                assert w_ih is not None and w_hh is not None
                 end = [None if part is None else part[k].clone() for part in ends]
                 one.R, one.R_across, starts[k] = self.cell.backward(
-                    one.known, pull, share, end, w_hh, bool(d), one.start[0] is not None
+                    one.known, _turned(pull, d), share, end, one.W, one.started
                 )
                 one.known = None
-                if memory.ended is not None and d:  # pulls on states before the first step
-                    one.R.masked_fill_(memory.ended, 0)
-                    one.R_across.masked_fill_(memory.ended, 0)
                 if layer or down:
-                    found = one.R @ w_ih
+                    found = _turned(one.R @ one.W.below[:, one.W.inputs], d)
                     below = found if below is None else below.add_(found)
             share = 1.0
+        below = None if below is None else _where_there(below, memory.ended)
         return below, tuple(torch.stack(parts) for parts in zip(*starts, strict=True))
 
     def gradients(
         self, memory: Memory, wanted: Sequence[bool], weight: Tensor | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """The gradient of each weight that is wanted, by its place; some come in two parts.
+        """The gradient of each weight that is wanted, by its place.
 
         ``weight`` is that of the samples.
         """
         size = 4 if self.bias else 2
         for k, one in enumerate(memory.passes):
-            R, across, H = one.R, one.R_across, one.H
+            asked = wanted[size * k : size * (k + 1)]
+            if not any(asked):
+                continue
+            R, across, W = one.R, one.R_across, one.W
             assert R is not None and across is not None
-            if weight is not None:
-                same = across is R
-                R = R * weight.view(-1, 1)
-                across = R if same else across * weight.view(-1, 1)
-            back, h = bool(self.bidirectional and k % 2), one.start[0]
-            into, recurrent, *biases = wanted[size * k : size * (k + 1)]
-            if into:
-                yield size * k, self._product(R, one.x)
-            if recurrent:
-                earlier = (across[:-1], H[1:]) if back else (across[1:], H[:-1])
-                yield size * k + 1, self._product(*earlier)
-                if h is not None:
-                    yield size * k + 1, self._product(across[-1 if back else 0], h)
-            total: Tensor | None = None
-            for place, (of, bias) in enumerate(zip((R, across), biases, strict=False)):
-                if bias:
-                    if total is None or self.cell.apart:
-                        total = self.cell.scale_(of.sum((0, 1)))
-                    yield size * k + 2 + place, total
+            below = self._product(R, W.heard(one.B), weight)
+            recurrent = below
+            if self.cell.apart:
+                recurrent = self._product(across, W.recalled(one.B), weight)
+            found = [below[:, W.inputs], recurrent[:, -W.width :]]
+            if self.bias:
+                found += [below[:, W.inputs.stop], recurrent[:, -W.width - 1]]
+            for place, (gradient, ask) in enumerate(zip(found, asked, strict=True)):
+                if ask:
+                    yield size * k + place, gradient
 
-    def _product(self, R: Tensor, X: Tensor) -> Tensor:
-        """``R.T X`` over all steps, turned round: that takes less time where R is the wider."""
-        found = X.reshape(-1, X.shape[-1]).T @ R.reshape(-1, R.shape[-1])
+    def _product(self, R: Tensor, B: Tensor, weight: Tensor | None) -> Tensor:
+        """``R.T B`` over all steps, turned round: that takes less time where R is the wider."""
+        R = R if weight is None else R * weight.view(-1, 1)
+        found = B[:-1].reshape(-1, B.shape[-1]).T @ R.reshape(-1, R.shape[-1])
         return self.cell.scale_(found.T)
+
+
+def _turned(x: Tensor, back: int) -> Tensor:
+    """Steps in the order in which they are taken, or from it."""
+    return x.flip(0) if back else x
+
+
+def _where_there(x: Tensor, ended: Tensor | None) -> Tensor:
+    return x if ended is None else x.masked_fill(ended, 0)
 
 
 @final
