@@ -32,6 +32,7 @@ from lpom.methods import LPOM
 from lpom.preparation import prepare
 from lpom.runs import Run
 from lpom.tables import TableEncoder
+from lpom.training import precision
 from lpom.training.history import History
 
 FAST = ("--hidden", "8", "--epochs", "3")
@@ -502,6 +503,15 @@ def test_interrupted_before_training_leaves_no_folder(table, monkeypatch):
     result = CliRunner().invoke(app, ["train", *table, "--out", "run"])
     assert result.exit_code == 130 and result.stderr == "interrupted\n"
     assert not Path("run").exists()
+
+
+def test_products_in_bfloat16(table, monkeypatch):
+    if not precision.why_not():
+        call("train", *table, *FAST, "--precision", "bf16", "--out", "run")
+        assert "on cpu in bf16" in call("info", "run")
+    monkeypatch.setattr(precision, "why_not", lambda: "here one fails")
+    said = fail("train", *table, *FAST, "--precision", "bf16", "--out", "other")
+    assert "needs a processor that multiplies in bfloat16, and here one fails" in said
 
 
 def test_a_warning_is_a_line(table, monkeypatch):

@@ -189,18 +189,28 @@ def words(picture):
     return re.findall(r"<!-- (.*?) -->", picture.read_text())
 
 
-def test_the_table_of_the_readme_is_that_of_the_stored_results():
-    text = README.read_text()
-    rows = {
-        "lenet5-mnist": "LeNet-5",
-        "resnet8-cifar": "ResNet-8",
-        "residual20-cifar": "20 residual",
-        "transformer-mnist": "transformer",
-        "rnn-mnist": "tanh RNN",
-    }
-    for folder, name in rows.items():
-        lines = (ROOT / "experiments" / "networks" / folder / "results.jsonl").read_text()
-        records = [json.loads(line) for line in lines.splitlines()]
-        scores = [100 * r["score"] for r in records if r["method"] == "lpom"]
+def records(path):
+    return [json.loads(line) for line in (ROOT / "experiments" / path).read_text().splitlines()]
+
+
+NETWORKS = sorted(path.name for path in (ROOT / "experiments" / "networks").iterdir())
+
+
+@pytest.mark.parametrize("folder", NETWORKS)
+def test_accuracies_on_the_pages_are_those_of_the_stored_results(folder):
+    page = ROOT / "docs" / "networks.md" if "hard" in folder else README
+    runs = records(f"networks/{folder}/results.jsonl")
+    for method in {run["method"] for run in runs}:
+        scores = [100 * run["score"] for run in runs if run["method"] == method]
         mean, spread = statistics.fmean(scores), statistics.stdev(scores)
-        assert re.search(rf"^\| {name}.*\| {mean:.2f} ± {spread:.2f} % \|", text, re.M)
+        assert f"{mean:.2f} ± {spread:.2f}" in page.read_text()
+
+
+@pytest.mark.parametrize("name, what", [("characters", "bits"), ("adding", "mean squared error")])
+def test_errors_of_sequences_on_the_page_are_those_of_the_stored_results(name, what):
+    page = " ".join((ROOT / "docs" / "networks.md").read_text().split())
+    runs = [run for run in records(f"results/{name}.jsonl") if run["epochs"] > 1]
+    for settings in {(run["method"], run.get("mu")) for run in runs}:
+        found = [run[what] for run in runs if (run["method"], run.get("mu")) == settings]
+        spread = f" ± {statistics.stdev(found):.4f}" if len(found) > 1 else ""
+        assert f"{statistics.fmean(found):.4f}{spread}" in page

@@ -21,6 +21,7 @@ ROOMS = [
     {"graph"},
     {"weights"},
     {"states", "objectives"},
+    {"stacks"},
     {"methods"},
     {"parallel"},
     {"training", "lifting", "compacting"},
@@ -132,7 +133,7 @@ show()
 
 
 def test_one_batch_of_fit_visits_few_files(monkeypatch):
-    """Trainer, method, states, activation, loss, Adam: from step 4 to step 5.
+    """Trainer, method, stack of layers, activation, loss, Adam: from step 4 to step 5.
 
     Rows are brought for several steps at a time, so their source is not among them.
     """
@@ -152,7 +153,7 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
     assert visited == {
         "training/trainer.py",
         "methods/lpom.py",
-        "states.py",
+        "stacks.py",
         "weights/adam.py",
         "activations/piecewise.py",
         "losses/classification.py",

@@ -41,6 +41,7 @@ class Penalty(Settings, ABC):
     least_dimensions: int = 2  #: of the weights it acts on
     convex: bool = True
     lazy: bool = False  #: whether an optimiser moves weights behind those of the network
+    bound: float | None = None  #: how far from zero those may be
 
     @abstractmethod
     def value(self, W: Tensor) -> Tensor:
@@ -262,13 +263,15 @@ class Grid(Penalty):
 
     ``lazy``: the network has Q(V) all along, and the optimiser moves the weights V behind it with
     the gradient taken at Q(V) (BinaryConnect; Dockhorn et al., 2021, show it to be this proximal
-    method with the steps summed up before the projection).
+    method with the steps summed up before the projection). They stay within plus and minus
+    ``bound``: a weight that has run away from zero could not change its sign any more.
     """
 
     strength: tuple[float, float] = (1e-6, 1e-2)
     settled: float = 0.8
     scales: str = "channel"
     lazy: bool = False
+    bound: float | None = None
 
     convex = False
 
@@ -276,12 +279,16 @@ class Grid(Penalty):
         check_pair("strength", self.strength)
         check_number("settled", self.settled, strict=False)
         check_choice("scales", self.scales, ("channel", "layer"))
+        if self.bound is not None:
+            check_number("bound", self.bound)
 
     def value(self, W: Tensor) -> Tensor:
         return (W - self.nearest(W)).abs().sum()
 
     def prox(self, W: Tensor, step: Step) -> Tensor:
         level = self.nearest(W)
+        if isinstance(step, float) and math.isinf(step):
+            return level
         away = W - level
         return level + (away - away.clamp(-torch.as_tensor(step), torch.as_tensor(step)))
 
@@ -317,7 +324,10 @@ class Binary(Grid):
         return self._mean(W.abs())
 
     def integers(self, W: Tensor, scale: Tensor) -> Tensor:
-        return torch.where(W >= 0, 1.0, -1.0).to(W)
+        return torch.copysign(torch.ones_like(scale), W)
+
+    def nearest(self, W: Tensor) -> Tensor:
+        return torch.copysign(self.scale(W), W)  # one pass, which a large layer's step feels
 
 
 @final

@@ -164,6 +164,7 @@ class PictureClassifier:
     n_iter_no_change: int = 10
     random_state: int = 0
     device: str | torch.device | None = None
+    precision: str | None = None
     checkpoint: Checkpoint | None = None
     alpha: None = None  # no penalty is added to the loss
 
@@ -222,6 +223,7 @@ class PictureClassifier:
                 epochs=self.max_iter,
                 seed=seed,
                 device=self.device,
+                precision=self.precision,
                 callbacks=callbacks,
                 early_stopping=EarlyStopping(self.n_iter_no_change, watch="loss")
                 if self.early_stopping

@@ -78,6 +78,7 @@ class Settings:
     early_stopping: bool = True
     seed: int = 0
     device: str = "auto"
+    precision: str | None = None
     network: str | None = None
     network_options: Mapping[str, Any] = field(default_factory=dict)
     augment: bool | None = None
@@ -149,6 +150,7 @@ class Settings:
             n_iter_no_change=max(_PATIENCE, epochs // 10),
             random_state=self.seed,
             device=as_device(self.device),
+            precision=self.precision,
         )
         if self.class_weight is not None:
             made.set_params(class_weight=_class_weight(self.class_weight, target))
@@ -179,6 +181,7 @@ class Settings:
             n_iter_no_change=max(_PATIENCE, epochs // 10),
             random_state=self.seed,
             device=as_device(self.device),
+            precision=self.precision,
         )
 
     @classmethod
@@ -346,6 +349,7 @@ def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
         "batch_size": None if batch == "auto" else batch,
         "seed": settings.seed,
         "device": str(estimator.device),
+        "precision": settings.precision,
         "status": "running",
         "versions": {
             "lpom": lpom.__version__,

@@ -90,6 +90,7 @@ class States:
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
+        self._held: set[int] = set()  # states that weights are to hear of when they have moved
         self._graded: set[int] = set()  # ids of the weights whose .grad is of this sweep
         self._passes: dict[int, Memory] = {}  # what recurrent layers know, by their node
         for node in graph.nodes:
@@ -168,7 +169,7 @@ class States:
         soft, Z = self.soft.nodes[node.index - 1].activation, self.Z(node)
         known = soft is node.activation and node.index not in self._dropped
         said = self.X[node.index].detach() if known and soft.subtracts else None
-        self.X[node.index] = self.X[0]  # all who read it have been here
+        self._let_go(node)
         if not self._owned(node):
             return soft.response(Z, pull, said=said)
         samples = Z.shape[0]
@@ -181,10 +182,25 @@ class States:
             soft.response(z, g, out=z, said=x)
         return Z
 
-    def pull_back(self, node: Node, residual: Tensor | None) -> None:
-        r"""Hand a node's residual to all its sources, :math:`A^T R` to each."""
+    def pull_back(self, node: Node, residual: Tensor | None, *, hold: bool = False) -> None:
+        r"""Hand a node's residual to all its sources, :math:`A^T R` to each.
+
+        ``hold``: `carry_back` will hand it to the weights when the sources have moved.
+        """
+        if hold and self.once:
+            for s in node.sources:
+                self.state(s)
+            self._held.update(node.sources)
         if residual is not None:
             self._pull_sources(node, residual, [s for s in node.sources if s])
+
+    def pulls_first(self, node: Node) -> bool:
+        """Whether pulls and then gradients cost no more than both together."""
+        if not self.once:
+            return True
+        program, below = node.edge.program_once, (self.graph[s] for s in node.sources if s)
+        apart = program is not None and bool(program.parameters) and program.parts_at_once
+        return apart and all(one.layer is None for one in (node, *below))
 
     def gather(self, node: Node) -> None:
         """Pulls on a state from every node that reads it, by their residuals as they are now."""
@@ -248,7 +264,7 @@ class States:
         if self.once:
             self._Z[node.index] = None
             self._known.pop(node.index, None)
-            self.X[node.index] = self.X[0]
+            self._let_go(node)
 
     def _grade(
         self, node: Node, layer: Layer, weight: Tensor | None, share: float | Tensor
@@ -367,6 +383,11 @@ class States:
             value = node.edge(sources, None)
         self._drop(node)
         return value
+
+    def _let_go(self, node: Node) -> None:
+        """Of a state that has moved: all who read it have been there, but for weights that wait."""
+        if node.index not in self._held:
+            self.X[node.index] = self.X[0]
 
     def _drop(self, node: Node) -> None:
         """Let go of the states that this node was the last to read.
@@ -497,8 +518,9 @@ class States:
         old, fresh = parameter.grad, id(parameter) not in self._graded
         if old is None:
             old = parameter.grad = torch.empty_like(parameter)
+        each = ones(R.shape[0], R.dtype, R.device)
         # a product takes less time than a sum and its multiple
-        torch.addmv(old, R.T, _ones(R), beta=0 if fresh else 1, alpha=share, out=old)
+        torch.addmv(old, R.T, each, beta=0 if fresh else 1, alpha=share, out=old)
         self._graded.add(id(parameter))
 
 
@@ -543,13 +565,9 @@ class _Start(torch.autograd.Function):
         return None, None
 
 
-def _ones(R: Tensor) -> Tensor:
-    """As many as R has rows."""
-    return _kept_ones(R.shape[0], R.dtype, R.device)
-
-
 @lru_cache(maxsize=8)
-def _kept_ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same every time: nobody writes there."""
     return torch.ones(rows, dtype=dtype, device=device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -15,6 +16,13 @@ from lpom.parallel.launch import launch
 CODE = """
 import os, sys
 open(f"{sys.argv[-1]}/{os.environ['RANK']} of {os.environ['WORLD_SIZE']}", "w").close()
+"""
+
+KILLED = """
+import os, signal, time
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(60)
 """
 
 
@@ -37,6 +45,14 @@ def test_the_exit_code_is_that_of_the_first_to_fail(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "rank_program.py").write_text("raise SystemExit(2)")
     assert launch("rank_program", [], 2) == 2
+
+
+def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "rank_program.py").write_text(KILLED)
+    assert launch("rank_program", [], 2) == 128 + signal.SIGKILL
+    said = capsys.readouterr().err
+    assert re.search(r"error: rank 1 \(process \d+\) was ended by SIGKILL, and the others", said)
 
 
 def test_what_the_command_line_says():

@@ -117,3 +117,20 @@ def test_a_processor_that_can_not_is_found_out_elsewhere(code, said, monkeypatch
     model, X, y = lpom.mlp((4, 3, 2), seed=0), normal(20, 4), torch.arange(20) % 2
     with pytest.raises(ValueError, match=said):
         lpom.fit(model, X, y, precision="bf16")
+
+
+@pytest.mark.usefixtures("processor")
+def test_estimators_hand_it_on():
+    X, y = normal(200, 20).numpy(), torch.arange(200).numpy() % 3
+    made = {
+        kind: lpom.MLPClassifier(max_iter=2, random_state=0, precision=kind)
+        for kind in (None, "bf16")
+    }
+    for classifier in made.values():
+        with pytest.warns(UserWarning, match="training ended after max_iter"):
+            classifier.fit(X, y)
+    plain, rounded = (classifier.coefs_[0] for classifier in made.values())
+    assert (plain != rounded).any()
+    torch.testing.assert_close(torch.tensor(plain), torch.tensor(rounded), atol=2e-2, rtol=0.05)
+    with pytest.raises(ValueError, match="with an estimator X.astype"):
+        lpom.MLPRegressor(precision="bf16").fit(X.astype("float64"), y.astype("float64"))

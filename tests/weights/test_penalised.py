@@ -308,11 +308,12 @@ def test_a_run_ends_on_the_levels(penalty, weights):
     assert state.penalised.value() == 0
 
 
+@pytest.mark.parametrize("bound", [None, 0.3])
 @pytest.mark.parametrize("method", [LPOM(mu=1e8), StraightThrough(learning_rate=2e-3)], ids=repr)
-def test_lazy_levels_are_binaryconnect(method):
+def test_lazy_levels_are_binaryconnect(method, bound):
     """As Courbariaux et al. (2015) have it: gradients at Q(V) move V, by autograd and Adam."""
     X, target = numbers()
-    penalty = Binary(lazy=True)
+    penalty = Binary(lazy=True, bound=bound)
     model = lpom.mlp([8, 6, 2], "tanh", seed=0, dtype=X.dtype)
     V = copy.deepcopy(model)
     steps(model, X, target, replace(method, penalties=penalty), 30)
@@ -325,6 +326,9 @@ def test_lazy_levels_are_binaryconnect(method):
         for real, seen in zip(V.parameters(), shown.parameters(), strict=True):
             real.grad, seen.grad = seen.grad, None
         optimizer.step()
+        for layer in (V[0], V[2]):
+            if bound is not None:
+                layer.weight.data.clamp_(-bound, bound)
         shown.load_state_dict(V.state_dict())
         for layer in (shown[0], shown[2]):
             layer.weight.data = penalty.nearest(layer.weight.data)

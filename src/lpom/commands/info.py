@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -74,7 +75,7 @@ def _begun_facts(folder: Path) -> dict[str, str]:
             "network": network_text(config["network"]),
             "method": f"{method.pop('name')} ({settings_text(method)})",
             "training": f"{state}; {config['epochs']} epochs planned, batch size "
-            f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}",
+            f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {_place(config)}",
             "go on": f"lpom train --resume {folder}",
         }
     except (KeyError, TypeError, AttributeError) as error:
@@ -97,11 +98,16 @@ def _facts(run: Run, folder: Path) -> dict[str, str]:
         "method": f"{method.pop('name')} ({settings_text(method)})",
         "loss": config["loss"]["name"],
         "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "
-        f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {config['device']}; "
+        f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {_place(config)}; "
         f"{config['status']}",
         "started": timing["started"],
         "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
     }
+
+
+def _place(config: Mapping[str, Any]) -> str:
+    precision = config.get("precision")  # which older runs have not
+    return f"{config['device']} in {precision}" if precision else str(config["device"])
 
 
 def _size(run: Run, folder: Path) -> str:

@@ -112,6 +112,15 @@ def train(
     ] = True,
     seed: options.Seed = 0,
     device: options.Device = "auto",
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="bf16",
+            help="Round the factors of products to bfloat16: faster where layers are wide and the "
+            "processor has instructions for it.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = None,
     parallel: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +207,7 @@ def train(
         early_stopping=early_stopping,
         seed=seed,
         device=device,
+        precision=precision,
         network=network,
         network_options={
             key: options.value(text)

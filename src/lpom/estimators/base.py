@@ -76,6 +76,7 @@ class BaseMLP(FittedMLP, ABC):
     tol: float = 1e-4
     warm_start: bool = False
     device: str | torch.device | None = None
+    precision: str | None = None
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
     checkpoint: str | Path | Checkpoint | None = None
@@ -232,6 +233,7 @@ class BaseMLP(FittedMLP, ABC):
                 endless=partial,  # a stream has no end to plan for
                 checkpoint=None if partial else self.checkpoint,
                 parallel=parallel,
+                precision=self.precision,
             )
         except DivergenceError as error:
             if error.result is None:

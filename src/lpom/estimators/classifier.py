@@ -54,6 +54,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         scikit-learn's ``ConvergenceWarning`` says so
     warm_start : let ``fit`` go on from the weights of the last one, with a new optimiser
     device : where torch computes, e.g. "cuda"
+    precision : "bf16" for steps whose products round their factors to bfloat16, see
+        :func:`lpom.fit`; X must be float32
     random_state : fixes initial weights, the order of batches and what is held out
     verbose : print a line per epoch
     checkpoint : a folder, or a :class:`lpom.Checkpoint`, where a call of ``fit`` is kept; the same

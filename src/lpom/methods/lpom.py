@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, final
@@ -19,6 +19,7 @@ from lpom.methods.optimizers import PenalisedState
 from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per_node
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import chosen, geometric
+from lpom.stacks import Stack
 from lpom.states import States
 from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
@@ -45,6 +46,7 @@ class LPOMState(PenalisedState):
     vectors: dict[str, Tensor] = field(default_factory=dict)
     blocks: list[Block] = from_settings(list)
     large: set[nn.Parameter] = from_settings(set)  # matrices that are moved within the sweep
+    stack: Stack | None = from_settings(lambda: None)  # the short way of one sweep
 
     def descend(self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor) -> None:
         assert isinstance(self.optimizer, Adam)
@@ -106,6 +108,12 @@ class LPOM(Method[LPOMState]):
     @torch.no_grad()
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """Feed forward; then sweeps over the states, with the weights between or after them."""
+        stack = state.stack
+        if stack is not None and _plain(batch) and stack.takes(batch.inputs):
+            outputs = stack.sweep(batch.inputs, batch.target, problem.loss, state.mu)
+            self._move(state)
+            state.steps += 1
+            return outputs
         states = self.feed_forward(problem, batch, state)
         outputs = states.outputs
         if self.states.order == "interleaved":
@@ -134,12 +142,29 @@ class LPOM(Method[LPOMState]):
         problem: Problem,
         batch: Batch,
         state: LPOMState,
+        after: tuple[Node, Callable[[], None]] | None = None,
     ) -> None:
-        """From above, each state and then what the weights below it are to know of it."""
+        """From above, each state and then what the weights below it are to know of it.
+
+        ``after`` is a node, and what to call as soon as it has pulled its sources: the weights from
+        there up wait for that if they can.
+        """
         waiting: dict[Block, list[Use]] = {}
+        later: list[tuple[Node, Tensor | None]] = []
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            self.visit(states, node, residual, batch, state, waiting, down=True)
+            last = after is not None and node is after[0]
+            # exact weights are solved for before the states below them move
+            if after is not None and (states.once or last) and states.pulls_first(node):
+                states.pull_back(node, residual, hold=True)
+                later.append((node, residual))
+            else:
+                self.visit(states, node, residual, batch, state, waiting, down=True)
+            if after is not None and last:
+                after[1]()
+                for above, waited in later:
+                    self.visit(states, above, waited, batch, state, waiting, down=False)
+                after = None
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""
@@ -170,8 +195,7 @@ class LPOM(Method[LPOMState]):
         Weights with several uses wait until the last of them has been here.
         """
         if isinstance(self.weights, Adaptive):
-            plain = batch.weight is None and batch.counts is None and batch.share is None
-            total = batch.inputs.shape[0] if plain else batch.total
+            total = batch.inputs.shape[0] if _plain(batch) else batch.total
             states.carry_back(node, residual, batch.weight, total, down=down)
             if batch.share is not None:
                 self._begin_to_add(states.graph, node, batch.share, down=down)
@@ -222,14 +246,19 @@ class LPOM(Method[LPOMState]):
             if batch.share is not None:
                 batch.share.finish()
             states.drop_old_gradients()
-            if state.weight_decay:
-                state.add_decay()
-            if self.penalties is None:
-                state.optimizer.step()
-            else:
-                state.penalised.step(state.optimizer)
+            self._move(state)
         if not states.once:
             states.weights_moved()
+
+    def _move(self, state: LPOMState) -> None:
+        """Let the optimiser move the weights by their gradients, decay and penalties."""
+        assert state.optimizer is not None  # init made it
+        if state.weight_decay:
+            state.add_decay()
+        if self.penalties is None:
+            state.optimizer.step()
+        else:
+            state.penalised.step(state.optimizer)
 
     def _sweeps(self, states: States) -> Iterator[int]:
         """As many sweeps as allowed, or until the states hardly change."""
@@ -317,6 +346,8 @@ class LPOM(Method[LPOMState]):
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
             if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
                 state.large = large_matrices(graph)
+            if self._once and self.penalties is None and self.mu != "auto" and not state.large:
+                state.stack = Stack.of(graph)
         else:
             state.blocks = blocks(graph)
         state.penalised = Penalised(self.penalties, graph)
@@ -457,6 +488,11 @@ class LPOM(Method[LPOMState]):
                 f"{before:.3g} to {after:.3g}. Use Sweeps(rule='safe'), or a mu that falls towards "
                 "the output.",
             )
+
+
+def _plain(batch: Batch) -> bool:
+    """Whether every row counts once, and all of them are here."""
+    return batch.weight is None and batch.counts is None and batch.share is None
 
 
 def _change(before: Sequence[Tensor | None], states: States) -> float:

@@ -24,9 +24,6 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # or each takes every core
-    # or the C library gives large tensors back to the system, whose pages cost a fifth of a step
-    os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(1 << 32))
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(1 << 30))
     plan = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -42,8 +39,17 @@ def launch(module: str, arguments: Sequence[str], processes: int) -> int:
     try:
         elastic_launch(plan, sys.executable)("-m", module, *arguments)
     except ChildFailedError as error:
-        code = int(error.get_first_failure()[1].exitcode)
-        return code if code > 0 else 128 - code
+        place, failure = error.get_first_failure()
+        code = int(failure.exitcode)
+        if code > 0:
+            return code
+        name = signal.Signals(-code).name  # who is killed says nothing
+        print(
+            f"error: rank {place} (process {failure.pid}) was ended by {name}, and the others were "
+            "stopped.",
+            file=sys.stderr,
+        )
+        return 128 - code
     except SignalException as error:
         return 128 + int(error.sigval)
     finally:  # torch puts its own in their place

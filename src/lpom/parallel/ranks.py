@@ -96,7 +96,12 @@ class Ranks:
         self.names = self.gather(f"rank {self.rank} (process {os.getpid()} on {_host()})")
 
     def _groups(self, places: Tensor) -> list[Any]:
-        """A group of ranks for each row of their places; every rank makes them all."""
+        """A group of ranks for each row of their places; every rank makes them all.
+
+        None for a rank by itself: every group has a thread, which wakes up again and again.
+        """
+        if places.shape[1] == 1:
+            return [None] * len(places)
         limit = timedelta(seconds=self.parallel.timeout)
         with self._talking():
             return [dist.new_group(ranks.tolist(), timeout=limit) for ranks in places]
@@ -104,7 +109,8 @@ class Ranks:
     def close(self) -> None:
         """Part, at the end of a run; the processes can meet again."""
         for group in (self._of_row, self._of_layer):
-            dist.destroy_process_group(group)
+            if group is not None:
+                dist.destroy_process_group(group)
 
     @property
     def first(self) -> bool:
@@ -139,6 +145,8 @@ class Ranks:
 
     def of_rows(self, value: Tensor) -> list[Tensor]:
         """The value of each rank that has rows for this layer, by row."""
+        if self._of_layer is None:
+            return [value]
         found = [torch.empty_like(value) for _ in range(self.parallel.data)]
         with self._talking():
             dist.all_gather(found, value, self._of_layer)
@@ -146,8 +154,9 @@ class Ranks:
 
     def add(self, tensor: Tensor) -> Tensor:
         """Add up over the ranks that have rows, in place."""
-        with self._talking():
-            dist.all_reduce(tensor, group=self._of_layer)
+        if self._of_layer is not None:
+            with self._talking():
+                dist.all_reduce(tensor, group=self._of_layer)
         return tensor
 
     def begin(self, tensor: Tensor) -> None:

@@ -121,7 +121,7 @@ def check_precision(
     if others:
         raise ValueError(
             f"precision='bf16' is for a model in float32, and this one is in {others.pop()}. Use "
-            "model.float(), or leave precision out."
+            "model.float(), with an estimator X.astype('float32'), or leave precision out."
         )
     if any(W.device.type == "cpu" for W in weights) and (obstacle := why_not()):
         raise ValueError(

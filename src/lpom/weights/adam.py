@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class Adam(torch.optim.Adam):
     def _move_all(self, group: dict[str, Any], weights: list[nn.Parameter]) -> None:
         memory = [self.state[p] or self._begun(p) for p in weights]
         steps = [of["step"] for of in memory]
-        torch._foreach_add_(steps, 1)
+        torch._foreach_add_(steps, [_one(steps[0].device)] * len(steps))  # a number would be copied
         gradients = [p.grad for p in weights]
         firsts, seconds = [of["exp_avg"] for of in memory], [of["exp_avg_sq"] for of in memory]
         _kernel(group, weights, gradients, firsts, seconds, steps)
@@ -73,6 +74,11 @@ class Adam(torch.optim.Adam):
         memory["exp_avg"] = torch.zeros_like(weight)
         memory["exp_avg_sq"] = torch.zeros_like(weight)
         return memory
+
+
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
 
 
 def _kernel(

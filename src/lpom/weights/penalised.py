@@ -90,7 +90,9 @@ class Term:
     def follow(self, name: str, W: Tensor, step: Callable[[], Step]) -> None:
         """After it: the weights that the network is to have, ``step`` being that of each."""
         if self.penalty.lazy and not self.settled:
-            self.behind[name] = W.clone()
+            if self.penalty.bound is not None:
+                W.clamp_(-self.penalty.bound, self.penalty.bound)
+            self.behind[name] = self.behind.get(name, torch.empty_like(W)).copy_(W)
         projects = self.settled or self.penalty.lazy
         W.copy_(self.prox(name, W, math.inf if projects else self.penalty.every * step()))
 

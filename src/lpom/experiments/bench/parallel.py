@@ -29,6 +29,7 @@ from lpom.methods import LPOM, Batch, Problem
 from lpom.methods.lpom import LPOMState
 from lpom.parallel import Parallel, Pipeline, Ranks
 from lpom.parallel.stages import Plan, Stage, crossing, cut, plan
+from lpom.training.fit import keep_freed_memory
 from lpom.training.signature import Signature
 
 MICRO_BATCHES = 4
@@ -67,6 +68,7 @@ def bench_parallel(
 ) -> list[Measured]:
     """Time steps of each way to train, in both processes of a run of two; for both the same."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as fit does
     layers, data = Ranks(Parallel(layers=2), _CPU), Ranks(Parallel(data=2), _CPU)
     generator = torch.Generator().manual_seed(seed)
     X = torch.rand(batch_size, *shape, generator=generator)

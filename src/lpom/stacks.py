@@ -1,0 +1,97 @@
+"""One sweep down a stack of Linear layers, with little between the products.
+
+It is the step that `lpom.states` makes of any graph. A small network would spend half its time on
+the questions that are asked there at every node and whose answers here are known from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lpom.activations import Activation, Identity
+from lpom.graph import Graph
+from lpom.losses import Loss
+from lpom.states import CACHED, ones
+
+
+@final
+class Stack:
+    """Linear layers one on the other, each followed by an activation; the module has the weights.
+
+    Parameters
+    ----------
+    layers : weight, bias and activation of each, from the data up
+    """
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor | None, Activation]]) -> None:
+        self.layers = list(layers)
+        self._widest = max(len(W) for W, _, _ in layers)
+
+    @classmethod
+    def of(cls, graph: Graph) -> Stack | None:
+        """The network as a stack, if it is one whose weights all move and stand there but once."""
+        linears = [node.edge.linear for node in graph]
+        inner = [node.layer for node in graph]
+        straight = all(node.sources == (node.index - 1,) for node in graph)
+        if None in linears or any(inner) or not straight or graph.output != len(graph):
+            return None
+        layers = [
+            (linear.weight, linear.bias, node.activation)
+            for linear, node in zip(linears, graph, strict=True)
+            if linear is not None
+        ]
+        weights = [p for W, b, _ in layers for p in (W, b) if p is not None]
+        plain = all(type(p) is nn.Parameter and p.requires_grad for p in weights)
+        alone = len({id(p) for p in weights}) == len(weights) and not graph.jumps
+        return cls(layers) if plain and alone else None
+
+    def takes(self, inputs: Tensor) -> bool:
+        return inputs.ndim == 2 and inputs.shape[0] * self._widest <= CACHED
+
+    def sweep(self, inputs: Tensor, target: Tensor, loss: Loss, mu: Sequence[float]) -> Tensor:
+        r"""Feed forward, and then from above each state and the gradients of the weights below it.
+
+        .. math:: R_i = \phi_i(Z_i) - \phi_i(Z_i - G_i), \qquad
+            G_{i-1} = \frac{\mu_i}{\mu_{i-1}} R_i W_i, \qquad
+            \nabla W_i = \frac{\mu_i}{m} R_i^T X_i
+
+        with :math:`G_L = \nabla \mathrm{loss} / \mu_L` (eqs. 25, 28; `mu` is by the index of the
+        state above a layer, so the first is not read). Returns the outputs.
+        """
+        X, Z = [inputs], []
+        for W, b, activation in self.layers:
+            Z.append(F.linear(X[-1], W, b))
+            X.append(activation.phi(Z[-1]))
+        outputs = X.pop()
+        m = inputs.shape[0]
+        one = ones(m, inputs.dtype, inputs.device)  # for each row
+        pull, said = loss.gradient(outputs, target) / mu[-1], outputs
+        for i in reversed(range(len(self.layers))):
+            W, b, activation = self.layers[i]
+            R = pull
+            if not isinstance(activation, Identity):
+                R = activation.response(Z[i], pull, out=Z[i], said=said)
+            said, share = X[i], mu[i + 1] / m
+            G = _gradient(W)
+            torch.addmm(G, R.T, said, beta=0, alpha=share, out=G)
+            if b is not None:
+                g = _gradient(b)
+                # a product takes less time than a sum and its multiple
+                torch.addmv(g, R.T, one, beta=0, alpha=share, out=g)
+            if i:
+                pull = R @ W
+                if mu[i + 1] != mu[i]:
+                    pull *= mu[i + 1] / mu[i]
+        return outputs
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    """Where its gradient goes: memory that is there already, since new pages cost time."""
+    if weight.grad is None:
+        weight.grad = torch.empty_like(weight)
+    return weight.grad
