@@ -333,22 +333,23 @@ class _Scanned(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         outputs, ends, ctx.memory = scan.forward(x, tensors[:n_start], tensors[n_start:])
         ctx.scan, ctx.strength, ctx.n_start = scan, strength, n_start
-        ctx.save_for_backward(x, *tensors)
+        ctx.save_for_backward(x, outputs, *tensors)  # the outputs, so that nobody writes over them
         ctx.set_materialize_grads(False)
         return outputs, *ends
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        scan, strength, (x, *tensors) = ctx.scan, ctx.strength, ctx.saved_tensors
+        scan, strength, (x, outputs, *tensors) = ctx.scan, ctx.strength, ctx.saved_tensors
         start, weights = tensors[: ctx.n_start], tensors[ctx.n_start :]
         memory, ctx.memory = ctx.memory, None
         if memory is None:  # carried back once more: what was known is written over
             memory = scan.forward(x, start, weights)[2]
         g, *ends = gradients
-        pull = torch.empty_like(memory.outputs, memory_format=torch.contiguous_format)
-        pull = pull.zero_() if g is None else torch.div(g, strength, out=pull)
+        if g is None:  # the ends alone were used
+            g = x.new_zeros(()).expand(outputs.shape)
         ends = [None if end is None else end / strength for end in ends]
-        below, starts = scan.backward(memory, pull, ends, weights, down=ctx.needs_input_grad[3])
+        down = ctx.needs_input_grad[3]
+        below, starts = scan.backward(memory, g, ends, down=down, share=1 / strength)
         found: list[Tensor | None] = [None] * len(weights)
         wanted = ctx.needs_input_grad[4 + ctx.n_start :]
         for k, part in scan.gradients(memory, wanted):

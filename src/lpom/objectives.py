@@ -133,14 +133,15 @@ def adjoint(
     switches: Switches | None = None,
 ) -> list[Tensor]:
     r""":math:`A^T R` for the sources of an edge, or for its weights (``wanted="weights"``)."""
-    sources = [X[s].detach().requires_grad_() for s in node.sources]
+    # words are data that nothing pulls
+    sources = [X[s].detach().requires_grad_(X[s].is_floating_point()) for s in node.sources]
     with torch.enable_grad():
         Z = node.edge(sources, switches)
     ends = sources if wanted == "states" else list(node.edge.parameters)
-    if not ends:
-        return []
-    found = torch.autograd.grad(Z, ends, residual, allow_unused=True)
-    return [torch.zeros_like(e) if f is None else f for e, f in zip(ends, found, strict=True)]
+    felt = [end for end in ends if end.requires_grad]
+    given = torch.autograd.grad(Z, felt, residual, allow_unused=True) if felt else ()
+    found = {id(end): pull for end, pull in zip(felt, given, strict=True) if pull is not None}
+    return [found.get(id(end), torch.zeros_like(end)) for end in ends]
 
 
 @torch.no_grad()

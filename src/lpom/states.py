@@ -98,7 +98,8 @@ class States:
                 if once:
                     self._drop_value(node)
             else:
-                X, self._passes[node.index] = node.layer.forward(self.Z(node))
+                there = None if node.there is None else node.there([inputs])
+                X, self._passes[node.index] = node.layer.forward(self.Z(node), there)
                 self._set(node, X)
 
     @property
@@ -145,7 +146,6 @@ class States:
         if self.once:
             assert pull is not None
             if node.layer is not None:
-                pull = pull if self._own[node.index] else pull.clone()
                 down = any(node.sources) or bool(node.edge.parameters)
                 return node.layer.backward(self._passes[node.index], pull, down=down)
             return pull if isinstance(node.activation, Identity) else self._response(node, pull)

@@ -65,6 +65,7 @@ CALLS = {
     "pieces": lambda n, a, b: a[:, 1:3, 2] + b.narrow(1, 2, 2)[..., -1] - a.select(1, 0)[:, :2],
     "pieces of pieces": lambda n, a, b: a[:, 1:][:, :2].narrow(2, 1, 3) * b[:, 2:, 3:],
     "splits": lambda n, a, b: a.chunk(4, -1)[2] + a.split(2, 2)[0] * b.unbind(1)[3][:, :1, None],
+    "where": lambda n, a, b: torch.where(n.mask, a, n.scale) - torch.where(n.mask, 2.0, b),
     "modules": lambda n, a, b: n.flat(n.same(a) * 2 + b),
 }  # fmt: skip
 

@@ -7,10 +7,9 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.nn.utils.rnn import pad_sequence
 
 import lpom
-from lpom.exceptions import DataError
 
 LENGTHS = (6, 2, 4, 5)
 METHOD = lpom.LPOM(weights={"adaptive": {"optimizer": "sgd", "learning_rate": 0.5}})
@@ -83,9 +82,3 @@ def test_a_prediction_where_each_sequence_ends(sequences, kind):
     for k, together in enumerate(moved(model, X, y)):
         expected = sum(each[k] for each in alone) / len(alone)
         torch.testing.assert_close(together, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_packed_sequences_are_refused_with_what_to_do(sequences):
-    packed = pack_sequence(sequences, enforce_sorted=False)
-    with pytest.raises(DataError, match=r"pad_sequence.*-100.*lpom\.lift"):
-        lpom.fit(Tagger(nn.RNN).double(), packed, torch.zeros(4, dtype=torch.long))

@@ -29,6 +29,13 @@ class Sigmoid(Activation):
     def phi(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)
 
+    def response(
+        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+    ) -> Tensor:
+        said = self.phi(z) if said is None else said
+        moved = torch.sub(z, pull, out=out).sigmoid_()  # the cells of an LSTM live on this
+        return torch.sub(said, moved, out=moved)
+
     def primitive(self, z: Tensor) -> Tensor:
         return -F.logsigmoid(-z)
 

@@ -229,6 +229,21 @@ class _MaskedFill(Adjoint):
         return number and not o.kwargs and type(o.args[1]) is Slot
 
 
+class _Where(Adjoint):
+    def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
+        mask = down.value(o.args[0])
+        for arg, other in zip(o.args[1:], (~mask, mask), strict=True):
+            if down.wants(arg):
+                down.summed(arg, R.masked_fill(other, 0), own=True)
+
+    def valued(self, o: Operation, live: frozenset[int]) -> set[int]:
+        return {o.args[0].index}
+
+    def fits(self, o: Operation) -> bool:
+        first = o.call is torch.where and len(o.args) == 3  # in the method the mask is second
+        return first and not o.kwargs and type(o.args[0]) is Slot
+
+
 class _Embedding(Adjoint):
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
         indices, table = o.args
@@ -270,6 +285,7 @@ ADJOINTS: dict[str, Adjoint] = {
     "mean": _Reduce(),
     "sum": _Reduce(),
     "masked_fill": _MaskedFill(),
+    "where": _Where(),
     "embedding": _Embedding(),
     **dict.fromkeys(
         "flatten unflatten reshape view squeeze unsqueeze contiguous identity".split(),

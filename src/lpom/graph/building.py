@@ -13,6 +13,7 @@ from lpom import activations
 from lpom.activations import Activation, Identity
 from lpom.exceptions import UntrainableError
 from lpom.graph.edges import Edge, Step
+from lpom.graph.lengths import steps_but_last
 from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
@@ -98,8 +99,9 @@ class _Builder:
         nodes = []
         for n in states:
             edge = self._edge(n.args[0] if n.args else n.kwargs["input"], index)
-            layer = self.layers.get(n)
-            nodes.append(Node(index[n], names[n], self.activations[n], edge, layer))
+            layer, there = self.layers.get(n), n.kwargs.get("there")
+            told = None if layer is None or there is None else self._edge(there, index)
+            nodes.append(Node(index[n], names[n], self.activations[n], edge, layer, told))
         if not any(node.parameters for node in nodes):
             raise UntrainableError(
                 f"{type(model).__name__} has no weights to train: its parameters, if any, do not "
@@ -115,17 +117,11 @@ class _Builder:
         return output
 
     def _check_ends(self) -> None:
-        inputs = [n for n in self.traced.nodes if n.op == "placeholder"]
-        for extra in inputs[1:]:
-            if extra.args:  # a default
-                with self.traced.inserting_before(extra):
-                    extra.replace_all_uses_with(extra.args[0])
-                self.traced.erase_node(extra)
-            else:
-                raise UntrainableError(
-                    f"the model takes {len(inputs)} inputs ({', '.join(map(str, inputs))}); give "
-                    "it one tensor, and take it apart inside the model."
-                )
+        _, *others = [n for n in self.traced.nodes if n.op == "placeholder"]
+        for other in others:  # with a default
+            with self.traced.inserting_before(other):
+                other.replace_all_uses_with(other.args[0])
+            self.traced.erase_node(other)
         if not isinstance(self._output(), fx.Node):
             raise UntrainableError(
                 f"the model returns {type(self._output()).__name__}; it must return one tensor. "
@@ -220,27 +216,41 @@ class _Builder:
             picks = self._picks(call, module)
             if picks is None:
                 return False
-            outputs, lasts = picks
+            outputs, ends = picks
             with self.traced.inserting_after(call):
-                last = self._call(call, torch.select, call, 1, -1)
                 whole = call
                 if not module.batch_first:
                     whole = self._call(call, torch.transpose, call, 0, 1)
             if not module.batch_first:
                 with self.traced.inserting_before(call):
                     call.args = (self._call(call, torch.transpose, call.args[0], 0, 1),)
-            for pick, made in [(n, whole) for n in outputs] + [(n, last) for n in lasts]:
-                pick.replace_all_uses_with(made)
+            for pick in outputs:
+                pick.replace_all_uses_with(whole)
+            for pick, direction in ends:
+                pick.replace_all_uses_with(self._end(pick, call, module, direction))
             self.layers[call] = Layer(module)
         leave_out_unused(self.traced)
         return True
 
+    def _end(self, pick: fx.Node, call: fx.Node, module: nn.RNNBase, direction: int) -> fx.Node:
+        """Where the last layer ends in a direction: its last output, or its first."""
+        with self.traced.inserting_before(pick):
+            own, there, width = call, call.kwargs.get("there"), module.hidden_size
+            if module.bidirectional:
+                own = self._call(call, torch.narrow, call, 2, direction * width, width)
+            if direction or there is None:
+                return self._call(call, torch.select, own, 1, 0 if direction else -1)
+            others = self._call(call, steps_but_last, there)
+            return self._call(
+                call, torch.sum, self._call(call, torch.masked_fill, own, others, 0.0), 1
+            )
+
     def _picks(
         self, call: fx.Node, module: nn.RNNBase
-    ) -> tuple[list[fx.Node], list[fx.Node]] | None:
-        """What is taken of a layer: its outputs, and what its last layer carries out.
+    ) -> tuple[list[fx.Node], list[tuple[fx.Node, int]]] | None:
+        """What is taken of a layer: its outputs, and what its last layer carries out, by direction.
 
-        The latter is the last output. None where anything else is taken.
+        None where anything else is taken.
         """
         parts = list(call.users)
         if any(part.target is not operator.getitem for part in parts):
@@ -250,13 +260,14 @@ class _Builder:
             ends = [h for end in ends for h in end.users]
             if any(h.target is not operator.getitem or h.args[1] != 0 for h in ends):
                 return None
-        lasts = [pick for end in ends for pick in end.users]
-        places = (-1, module.num_layers - 1)
-        if any(n.target is not operator.getitem or n.args[1] not in places for n in lasts):
-            return None
-        if lasts and module.bidirectional:
-            return None
-        return [part for part in parts if part.args[1] == 0], lasts
+        n_directions = 1 + module.bidirectional
+        count, found = n_directions * module.num_layers, []
+        for pick in [pick for end in ends for pick in end.users]:
+            place = pick.args[1] if pick.target is operator.getitem else None
+            if not isinstance(place, int) or place % count < count - n_directions:
+                return None
+            found.append((pick, place % n_directions))
+        return [part for part in parts if part.args[1] == 0], found
 
     # what depends on what
 

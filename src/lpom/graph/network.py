@@ -20,7 +20,8 @@ class Node:
     r"""``X[index] = activation.phi(Z)``, ``Z = edge(X[s] for s in edge.sources)``.
 
     The data is ``X[0]``, so indices begin at one; sources have smaller ones. In `Graph.swept` a
-    whole recurrent ``layer`` may stand in place of the activation.
+    whole recurrent ``layer`` may stand in place of the activation; which steps are ``there`` is
+    then told by the data.
     """
 
     index: int
@@ -28,6 +29,7 @@ class Node:
     activation: Activation
     edge: Edge
     layer: Layer | None = None
+    there: Edge | None = None
 
     @cached_property
     def sources(self) -> tuple[int, ...]:

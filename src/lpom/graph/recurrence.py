@@ -12,11 +12,15 @@ through are edges that are affine in each factor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lpom.graph.lengths import Packed, steps_but_last
+from lpom.graph.recording import record
 
 #: The hidden state, and what else is carried from step to step.
 Carried = tuple[Tensor, ...]
@@ -86,15 +90,21 @@ def unrolled(
     time: int,
     dropout: float,
     training: bool,
-    alive: Sequence[Tensor] | None = None,
+    there: Tensor | None = None,
 ) -> tuple[Tensor, Carried]:
     """All layers and directions over all steps: the outputs, and what is carried at the end.
 
     ``start`` and the end have shape (layers x directions, m, width). ``weights`` lie as torch's
     functions have them: for each layer and direction ``w_ih, w_hh``, with ``bias`` ``b_ih, b_hh``,
-    and a projection where there is one. ``time`` is the dimension of the steps. Where ``alive``,
-    (m, 1) for each step, is False a sequence has ended: it is carried as it is and gives zeros.
+    and a projection where there is one. ``time`` is the dimension of the steps.
+
+    Where ``there``, (m, steps), is False a sequence has ended: outputs are zero, its end is what
+    was carried before, and on the way back it has not yet begun.
     """
+    ended: Sequence[Tensor] = ()
+    if there is not None:
+        ended = list((~there).unsqueeze(-1).unbind(1))
+        others = record(steps_but_last, there).transpose(0, 1)
     n_directions = 1 + bidirectional
     per_direction = len(weights) // (n_layers * n_directions)
     ends: list[Carried] = []
@@ -105,17 +115,26 @@ def unrolled(
             w_ih, w_hh, *rest = weights[k * per_direction : (k + 1) * per_direction]
             b_ih, b_hh = (rest.pop(0), rest.pop(0)) if bias else (None, None)
             steps = list(F.linear(x, w_ih, b_ih).unbind(time))
-            carried, given = tuple(whole[k] for whole in start), []
+            begin = carried = tuple(whole[k] for whole in start)
+            passed: list[Carried] = []
             order = range(len(steps))
             for t in reversed(order) if direction else order:
-                new = cell(steps[t], carried, w_hh, b_hh, *rest)
-                if alive is not None:
-                    new = tuple(
-                        torch.where(alive[t], a, b) for a, b in zip(new, carried, strict=True)
+                if ended and passed:  # nothing is carried over an end, in neither direction
+                    over = ended[t + direction]
+                    carried = tuple(
+                        torch.where(over, a, b) for a, b in zip(begin, carried, strict=True)
                     )
-                carried = new
-                given.append(carried[0] if alive is None else carried[0] * alive[t])
-            outputs.append(torch.stack(given[::-1] if direction else given, time))
+                carried = cell(steps[t], carried, w_hh, b_hh, *rest)
+                passed.append(carried)
+            if there is not None and not direction:
+                carried = tuple(
+                    torch.stack(list(parts)).masked_fill(others, 0.0).sum(0)
+                    for parts in zip(*passed, strict=True)
+                )
+            given = [parts[0] for parts in (passed[::-1] if direction else passed)]
+            if there is not None:
+                given = [h.masked_fill(end, 0.0) for h, end in zip(given, ended, strict=True)]
+            outputs.append(torch.stack(given, time))
             ends.append(carried)
         x = torch.cat(outputs, -1) if bidirectional else outputs[0]
         if dropout and layer < n_layers - 1:
@@ -126,8 +145,12 @@ def unrolled(
 # modules, as the tracer meets them
 
 
-def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]:
-    x = x if module.batch_first else x.transpose(0, 1)  # states have their samples first
+def _layers(module: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Any, Any]:
+    packed = x if isinstance(x, Packed) else None
+    if packed is not None:
+        x = packed.x
+    elif not module.batch_first:
+        x = x.transpose(0, 1)  # states have their samples first
     lstm = module.mode == "LSTM"
     if hx is None:
         count = module.num_layers * (1 + module.bidirectional)
@@ -146,9 +169,11 @@ def _layers(module: nn.RNNBase, x: Tensor, hx: Any = None) -> tuple[Tensor, Any]
         time=1,
         dropout=module.dropout,
         training=module.training,
+        there=None if packed is None else packed.there,
     )
-    output = output if module.batch_first else output.transpose(0, 1)
-    return output, ends if lstm else ends[0]
+    if packed is not None:
+        return replace(packed, x=output), ends if lstm else ends[0]
+    return output if module.batch_first else output.transpose(0, 1), ends if lstm else ends[0]
 
 
 def _cell(module: nn.RNNCellBase, x: Tensor, hx: Any = None) -> Any:
@@ -182,11 +207,10 @@ def _function(mode: str) -> Callable[..., Any]:
         sizes, args = (args[0], args[1:]) if packed else (None, args)
         hx, weights, bias, n_layers, dropout, training, bidirectional, *first = args
         hx = tuple(hx) if lstm else (hx,)
-        alive = None
+        there = None
         if sizes is not None:
             counts = [int(size) for size in sizes]
-            lines = torch.arange(counts[0], device=x.device)[:, None]
-            alive = [lines < count for count in counts]
+            there = torch.arange(counts[0], device=x.device)[:, None] < sizes.to(x.device)
             x = torch.stack(
                 [F.pad(part, (0, 0, 0, counts[0] - len(part))) for part in torch.split(x, counts)]
             )
@@ -201,7 +225,7 @@ def _function(mode: str) -> Callable[..., Any]:
             time=1 if first and first[0] else 0,
             dropout=dropout,
             training=training,
-            alive=alive,
+            there=there,
         )
         if sizes is not None:
             output = torch.cat([out[:count] for out, count in zip(output, counts, strict=True)])

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import linecache
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import rnn
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
+from lpom.graph.lengths import FUNCTIONS, Packed, Ragged
 from lpom.graph.operations import call_name, module_name
 from lpom.graph.written import written_function, written_module
 
@@ -49,6 +55,14 @@ def traced(
     plain = _in_a_row(model)
     if plain is not None:
         return plain, {}
+    given = inspect.signature(model.forward).parameters.values()
+    inputs = [parameter.name for parameter in given if parameter.default is parameter.empty]
+    if len(inputs) > 1:
+        raise UntrainableError(
+            f"the model takes {len(inputs)} inputs ({', '.join(inputs)}); give it one tensor, and "
+            "take it apart inside the model. Only to sequences their lengths may be added: "
+            "X = (x, lengths) for a model of these two."
+        )
     tracer = _Tracer(example, whole)
     try:
         graph = tracer.in_both_modes(model)
@@ -136,7 +150,7 @@ class _Tracer(fx.Tracer):
         """
         modes = {module: module.training for module in model.modules()}
         try:
-            with _factories_traced():
+            with _factories_traced(), _packing_traced(model):
                 model.eval()
                 with left_as_it_was(model):
                     evaluated = self.trace(model)
@@ -192,11 +206,23 @@ class _Tracer(fx.Tracer):
             self.path_of_module(m)
         except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
             return forward(*args, **kwargs)
-        called = super().call_module(m, forward, args, kwargs)
-        if isinstance(m, nn.RNNBase) and type(m) in self.whole:  # the tuples that it returns
-            end = called[1]
-            return called[0], (end[0], end[1]) if m.mode == "LSTM" else end
-        return called
+        if isinstance(m, nn.RNNBase) and type(m) in self.whole:
+            return self._whole_layer(m, forward, *args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def _whole_layer(
+        self, m: nn.RNNBase, forward: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """The tuples that a recurrent layer returns; the mask of a packed sequence is an option."""
+        packed = x if isinstance(x, Packed) else None
+        if packed is not None:
+            x = packed.x if m.batch_first else packed.x.transpose(0, 1)
+            kwargs["there"] = packed.there
+        called = super().call_module(m, forward, (x, *args), kwargs)
+        outputs, end = called[0], called[1]
+        if packed is not None:
+            outputs = replace(packed, x=outputs if m.batch_first else outputs.transpose(0, 1))
+        return outputs, (end[0], end[1]) if m.mode == "LSTM" else end
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
@@ -244,7 +270,8 @@ class _Tracer(fx.Tracer):
         assert self.example is not None
         if node.op == "placeholder":
             rows = torch.cat([self.example] * 3) if len(self.example) < 3 else self.example
-            return rows[: 2 + k]
+            longer = k if self.whole and isinstance(self.root, Ragged) else 0
+            return F.pad(rows, (0, 0, 0, longer))[: 2 + k] if longer else rows[: 2 + k]
         args: Any = fx.node.map_arg(node.args, lambda n: self._known[n][k])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: self._known[n][k])
         if node.op == "get_attr":
@@ -254,6 +281,7 @@ class _Tracer(fx.Tracer):
             module = self.root.get_submodule(str(node.target))
             was = module.training
             module.eval()  # statistics and masks stay as they are
+            kwargs = {k: v for k, v in kwargs.items() if k != "there"}
             try:
                 with _untraced():
                     return module(*args, **kwargs)
@@ -353,6 +381,34 @@ def _factories_traced() -> Iterator[None]:
     finally:
         for name, original in originals.items():
             setattr(torch, name, original)
+
+
+@contextlib.contextmanager
+def _packing_traced(model: nn.Module) -> Iterator[None]:
+    """Let sequences be packed and padded as `lpom.graph.lengths` says, however that is imported."""
+    forwards = [getattr(k, "forward", None) for m in model.modules() for k in type(m).__mro__]
+    spaces = [vars(rnn), *(getattr(forward, "__globals__", {}) for forward in forwards)]
+    found = [
+        (space, name, value)
+        for space in {id(space): space for space in spaces}.values()
+        for name, value in space.items()
+        if isinstance(value, FunctionType) and value in FUNCTIONS
+    ]
+
+    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            traced = any(isinstance(a, fx.Proxy | Packed) for a in (*args, *kwargs.values()))
+            return (FUNCTIONS[original] if traced else original)(*args, **kwargs)
+
+        return call
+
+    for space, name, value in found:
+        space[name] = seen(value)
+    try:
+        yield
+    finally:
+        for space, name, value in found:
+            space[name] = value
 
 
 def _user_line() -> str:

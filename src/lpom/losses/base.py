@@ -118,7 +118,8 @@ class Loss(ABC):
     def left_out(self, target: Tensor, where: Tensor) -> Tensor:
         """A coded target in which the predictions at some places count for nothing."""
         raise DataError(
-            f"{self.name} can't leave predictions out (targets of {LEFT_OUT}); use 'cross-entropy'."
+            f"{self.name} can't leave predictions out (targets of {LEFT_OUT}, steps after the end "
+            "of a sequence); use 'cross-entropy'."
         )
 
     def counted(self, target: Tensor) -> Tensor:

@@ -66,7 +66,9 @@ def fit(
     model : any torch module that torch.fx can follow, made of layers that are affine (Linear,
         convolutions, pooling, normalisation, ...) and of activations
     X, y : tensors or arrays; or a ``DataLoader`` as X alone
-        Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers.
+        Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers. For a
+        model of sequences and their lengths X is a pair ``(x, lengths)``, x padded at the ends;
+        for one of packed sequences a ``PackedSequence``.
     method : name or Method
     loss : name or Loss; "auto" follows y, see :meth:`lpom.training.tasks.Task.infer`
     batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
@@ -176,6 +178,7 @@ def fit(
                 generator=order,
                 ranks=ranks,
             )
+        model = takes.model
         known_targets = train.target if isinstance(train, Arrays) else train.probe().target
         task.check_range(known_targets, takes.output_activation)
         problem = Problem(takes.graph, task.loss, model)
@@ -264,13 +267,13 @@ def evaluate(
             rows, targets = source.first()
             takes = source.takes = Signature.of(model, rows)
             task = source.task = _task(takes, targets, loss)
-            measured = measure(model, source, task)
+            measured = measure(takes.model, source, task)
     else:
         takes = Signature.of(model, X)
         task = _task(takes, y, loss)
         source = to_measure(X, y, task, takes)
         with Generators(device, []).untouched():
-            measured = measure(model, source, task)
+            measured = measure(takes.model, source, task)
     return measured.loss, measured.score
 
 

@@ -10,21 +10,27 @@ import torch
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.exceptions import DataError
+from lpom.exceptions import DataError, UntrainableError
 from lpom.graph import Graph, trace
+from lpom.graph.lengths import Ragged, join, ragged
+from lpom.graph.tracing import unwrapped
+from lpom.training.tasks import as_array, as_tensor, plain_tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Signature:
     """A traced model together with the shape of the samples it was traced for.
 
-    ``n_outputs`` are the numbers it predicts for a sample, or at each of ``n_steps`` steps of one
-    (0 if there are none); ``flattens`` says that the first thing it
-    does is to make one row of each; ``indices`` that it looks rows up, so that its inputs are
-    whole numbers and stay so; ``channels_last`` that it takes pictures in the layout in which
-    convolutions are fast: not those that ask for ``view`` where ``reshape`` would do.
+    ``model`` takes one tensor: it is the one that was given, or, for sequences with lengths, a
+    `Ragged` one with the same weights, whose inputs `joined` makes. ``n_outputs`` are the numbers
+    it predicts for a sample, or at each of ``n_steps`` steps of one (0 if there are none);
+    ``flattens`` says that the first thing it does is to make one row of each; ``indices`` that it
+    looks rows up, so that its inputs are whole numbers and stay so; ``channels_last`` that it takes
+    pictures in the layout in which convolutions are fast: not those that ask for ``view`` where
+    ``reshape`` would do.
     """
 
+    model: nn.Module
     graph: Graph
     shape: tuple[int, ...]
     n_outputs: int
@@ -36,13 +42,12 @@ class Signature:
     @classmethod
     def of(cls, model: nn.Module, X: Any) -> Signature:
         """Trace a model for samples like those in ``X``, of which two rows are tried."""
-        if isinstance(X, nn.utils.rnn.PackedSequence):
-            raise DataError(
-                "X is a PackedSequence; give sequences of one length, padded at their ends "
-                "(torch.nn.utils.rnn.pad_sequence(..., batch_first=True)), and -100 as the class "
-                "of steps that are not there. lpom.lift(model) takes packed ones, in a loop of "
-                "your own."
-            )
+        first: Tensor | None = None
+        if has_lengths(X):
+            x, lengths = _with_lengths(X)
+            packed = isinstance(X, nn.utils.rnn.PackedSequence)
+            model = ragged(unwrapped(model), tuple(x.shape[2:]), packed)
+            X = first = join(x, lengths, x.shape[1])
         shape = tuple(int(size) for size in np.shape(X)[1:]) if not hasattr(X, "tocsr") else ()
         if hasattr(X, "tocsr"):
             shape = (int(X.shape[1]),) if X.ndim == 2 else ()
@@ -54,18 +59,35 @@ class Signature:
             )
         indices = _looks_up(model)
         example = torch.zeros(3, *shape, device=parameter.device)
+        if first is not None:  # which steps are there is not to be made up
+            example = torch.cat([first[:3]] * 3)[:3].to(parameter.device)
         example = example.long() if indices else example.to(parameter)
         graph = trace(model, example)
-        first = graph.consumers[0]
-        flattens = len(first) == 1 and first[0].edge.flattens
+        readers = graph.consumers[0]
+        flattens = len(readers) == 1 and readers[0].edge.flattens
         if flattens:
             example = example.flatten(1)
         _check_width(graph, example, shape)
         *steps, outputs = _outputs(model, example)
         n_steps = steps[0] if steps else 0
         shape = tuple(example.shape[1:])
+        if isinstance(model, Ragged):
+            _check_padding(model, graph, example)
         fast = example.ndim == 4 and _takes_channels_last(model, example)
-        return cls(graph, shape, outputs, n_steps, flattens, indices, fast)
+        return cls(model, graph, shape, outputs, n_steps, flattens, indices, fast)
+
+    def joined(self, X: Any) -> Any:
+        """X; sequences with their lengths as one tensor, of as many steps as the first at least."""
+        if has_lengths(X) != isinstance(self.model, Ragged):
+            raise DataError(
+                "all X must be alike: sequences with their lengths, (x, lengths), or without, as "
+                "those that the run began with."
+            )
+        return join(*_with_lengths(X), self.shape[0]) if has_lengths(X) else X
+
+    def there(self, X: Any) -> Tensor | None:
+        """Which steps are there in what `joined` made, (n, steps); None where all are."""
+        return X[..., -1] > 0 if isinstance(self.model, Ragged) else None
 
     @property
     def like(self) -> Tensor:
@@ -89,6 +111,52 @@ class Signature:
         rows = rows.to(self.like.device, torch.long) if self.indices else rows.to(self.like)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return rows.contiguous(memory_format=layout)
+
+
+def has_lengths(X: Any) -> bool:
+    """Whether X is a pair (x, lengths), or a packed sequence: not two rows, which are alike."""
+    if isinstance(X, nn.utils.rnn.PackedSequence):
+        return True
+    pair = isinstance(X, tuple | list) and len(X) == 2
+    return pair and np.ndim(X[0]) >= 2 and np.ndim(X[1]) == 1
+
+
+def _with_lengths(X: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(X, nn.utils.rnn.PackedSequence):
+        X = nn.utils.rnn.pad_packed_sequence(X, batch_first=True)
+    x, lengths = (
+        plain_tensor(part, name) if isinstance(part, Tensor) else as_tensor(as_array(part, name))
+        for part, name in zip(X, ("x", "lengths"), strict=True)
+    )
+    return x, lengths
+
+
+@torch.no_grad()
+def _check_padding(model: Ragged, graph: Graph, example: Tensor) -> None:
+    """A graph has the steps that are given; packed sequences lose those that none of them has."""
+    if example.shape[1] < 2:
+        return
+    rows = example.clone()
+    rows[:, -1] = 0
+    rows = rows[rows[:, 0, -1] > 0]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        _, X = graph.feed_forward(rows)
+        outputs, wanted = X[graph.output], model(rows)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if outputs.ndim == 3 and outputs.shape[1] == rows.shape[1]:
+        there = rows[..., -1] > 0
+        outputs, wanted = outputs[there], wanted[there]
+    if not torch.allclose(outputs, wanted, rtol=1e-3, atol=1e-4):
+        raise UntrainableError(
+            "the model's predictions change with how many steps its sequences are padded to: in "
+            "place of a mean or a last step of padded outputs take what is left at each end (h_n), "
+            "divide a sum by the lengths, or pad to all steps, pad_packed_sequence(..., "
+            "total_length=x.shape[1])."
+        )
 
 
 def _looks_up(model: nn.Module) -> bool:

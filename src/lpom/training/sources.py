@@ -19,7 +19,7 @@ from lpom.checks import check_number
 from lpom.exceptions import warn
 from lpom.methods import Batch
 from lpom.parallel import Ranks
-from lpom.training.signature import Signature
+from lpom.training.signature import Signature, has_lengths
 from lpom.training.tasks import Task, as_array, as_tensor, plain_tensor
 
 #: Rows of one forward pass where nothing is trained; sparse rows become dense this many at a time.
@@ -108,7 +108,7 @@ class Arrays(Source):
         self.X = check_inputs(X, takes)
         self.n = n = self.X.shape[0]
         check_targets_finite(y, dtype)
-        self.target = task.target(y).to(self.like)
+        self.target = task.target(y, takes.there(self.X)).to(self.like)
         self.counts = task.counts(self.target)
         if len(self.target) != n:
             raise ValueError(
@@ -332,7 +332,7 @@ class Loader(Source):
         like = self.takes.like
         X = check_inputs(X, self.takes)
         check_targets_finite(y, like.dtype)
-        target = self.task.target(y).to(like)
+        target = self.task.target(y, self.takes.there(X)).to(like)
         return Batch(
             self.takes.inputs(dense_rows(X, slice(None))),
             target,
@@ -383,8 +383,10 @@ def dense_rows(X: Any, rows: Any) -> Tensor:
 def check_inputs(X: Any, takes: Signature) -> Any:
     """A tensor, a memory-mapped array or a CSR matrix of samples that the model can take.
 
-    Numbers must be finite, also in the model's dtype. Nothing is copied, but what torch can't read.
+    Numbers must be finite, also in the model's dtype. Nothing is copied, but what torch can't read
+    and sequences with lengths.
     """
+    X = takes.joined(X)
     mapped = isinstance(X, np.memmap)
     sparse = hasattr(X, "tocsr")
     if sparse:
@@ -395,7 +397,8 @@ def check_inputs(X: Any, takes: Signature) -> Any:
         X = as_array(X, "X")
     if not sparse and takes.flattens and X.ndim > 2:
         X = X.reshape(len(X), -1)
-    if tuple(X.shape[1:]) != takes.shape:
+    steps = () if takes.there(X) is None else X.shape[1:2]  # may be more than at first
+    if tuple(X.shape[1:]) != (*steps, *takes.shape[len(steps) :]):
         wanted = ", ".join(["n_samples", *map(str, takes.shape)])
         raise ValueError(f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}.")
     if X.shape[0] == 0:
@@ -475,4 +478,6 @@ def check_finite(
 
 
 def n_rows(X: Any) -> int:
+    if has_lengths(X):
+        return int(X.batch_sizes[0]) if hasattr(X, "batch_sizes") else n_rows(X[0])
     return int(X.shape[0]) if hasattr(X, "shape") else len(X)

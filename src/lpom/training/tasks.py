@@ -80,27 +80,29 @@ class Task:
     def metric(self) -> str:
         return "r2" if self.kind == "numbers" else "accuracy"
 
-    def target(self, y: Any) -> Tensor:
+    def target(self, y: Any, there: Tensor | None = None) -> Tensor:
         """Targets as the loss wants them, (m, n_outputs); says what is wrong with bad ones.
 
-        With steps (m, n_steps, n_outputs).
+        With steps (m, n_steps, n_outputs); those that are not ``there``, (m, steps), are left out.
         """
         y = as_targets(y, self.n_steps)
         if not self.n_steps:
             return self._target(y)
-        if y.shape[1] != self.n_steps:
+        if there is not None:
+            y = _as_long_as(y, there)
+        elif y.shape[1] != self.n_steps:
             raise ValueError(
                 f"y needs a target for each of the {self.n_steps} steps that the model predicts, "
                 f"(n_samples, {self.n_steps}); got shape {tuple(y.shape)}."
             )
-        whole = y.shape[:2]
-        y = y.flatten(0, 1)
-        outside = y == LEFT_OUT
-        if self.kind == "classes" and bool(outside.any()):
-            target = self.loss.left_out(self._target(y.masked_fill(outside, 0)), outside)
-        else:
-            target = self._target(y)
-        return torch.unflatten(target, 0, whole)
+        outside = y.new_zeros(y.shape[:2], dtype=torch.bool) if there is None else ~there
+        if self.kind == "classes" and y.ndim == 2:
+            outside = outside | (y == LEFT_OUT)
+            y = y.masked_fill(outside, 0)
+        target = self._target(y.flatten(0, 1))
+        if bool(outside.any()):
+            target = self.loss.left_out(target, outside.flatten())
+        return torch.unflatten(target, 0, outside.shape)
 
     def check_range(self, target: Tensor, output: Activation) -> None:
         """Warn of numbers that no output can ever reach."""
@@ -191,6 +193,18 @@ def as_targets(y: Any, n_steps: int = 0) -> Tensor:
         raise ValueError(f"y needs {dimensions} dimensions, got shape {tuple(y.shape)}.")
     targets: Tensor = y if y.is_floating_point() else y.long()
     return targets
+
+
+def _as_long_as(y: Tensor, there: Tensor) -> Tensor:
+    """Targets of every step (m, steps, ...): at those that are not ``there`` that of the first."""
+    longest = int(there.sum(1).max())
+    if y.shape[1] < longest or len(y) != len(there):
+        raise ValueError(
+            f"y needs a target for each of the {longest} steps of the longest sequence, "
+            f"({len(there)}, {longest}); got shape {tuple(y.shape)}."
+        )
+    places = torch.arange(there.shape[1], device=y.device) * there.to(y.device)
+    return y[torch.arange(len(y), device=y.device)[:, None], places]
 
 
 def as_array(values: Any, name: str, advice: str = "") -> np.ndarray[Any, Any]:

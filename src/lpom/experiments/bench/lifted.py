@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lpom.lifting import lift
 from lpom.methods.backprop import Backprop
 from lpom.methods.base import Batch, Problem
 from lpom.methods.optimizers import OptimizerState, descend
+
+
+@lru_cache(maxsize=1)  # a loop of one's own lifts its model once
+def _lifted(model: nn.Module, batch_dims: int) -> nn.Module:
+    return lift(model, batch_dims=batch_dims)
 
 
 @final
@@ -28,7 +34,7 @@ class LiftedLoop(Backprop):
         return state
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
-        model = lift(problem.model, batch_dims=batch.target.ndim - 1)
+        model = _lifted(problem.model, batch.target.ndim - 1)
         with torch.enable_grad():
             outputs = model(batch.inputs)
         return descend(state, outputs, problem.loss, batch)

@@ -1,0 +1,286 @@
+r"""Recurrent cells over all steps in one direction: forwards, and backwards by LPOM's rule.
+
+With :math:`P` for pulls and :math:`R = \phi(Z) - \phi(Z - P)` for the answers to them, a tanh layer
+has :math:`P_t \mathrel{+}= R_{t+1} W_{hh}`. A network of a thousand small states is most of all a
+thousand small calls: here a step makes a dozen, on memory that is there already.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from lpom.activations import Activation, ReLU, Sigmoid, Tanh
+
+#: A hidden state, and what else is carried from step to step; None at the start stands for zeros.
+Carried = Sequence[Tensor | None]
+
+_SIGMOID, _TANH = Sigmoid(), Tanh()
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The weights of a layer in one direction, beside the columns ``(x, 1, h)`` that they meet.
+
+    ``below`` meets all of them; where the recurrent product is apart, those without h, and
+    ``recurrent`` those without x. ``inputs`` are the columns of x: zeros may stand before them.
+    """
+
+    below: Tensor
+    recurrent: Tensor
+    inputs: slice
+    width: int
+
+    @cached_property
+    def across(self) -> Tensor:
+        """What h meets."""
+        return self.recurrent[:, -self.width :]
+
+    def hidden(self, B: Tensor) -> Tensor:
+        """h after every step."""
+        return B[1:, :, -self.width :]
+
+    def heard(self, B: Tensor) -> Tensor:
+        """The columns that ``below`` meets."""
+        return B[..., : self.below.shape[1]]
+
+    def recalled(self, B: Tensor) -> Tensor:
+        """The columns that ``recurrent`` meets."""
+        return B[..., -self.recurrent.shape[1] :]
+
+
+class Cell(ABC):
+    r"""What one kind of layer does, over all steps in the order they are taken; without autograd.
+
+    ``B``, (steps + 1, m, columns), holds :math:`(x_t, 1, h_{t-1})` for each step and sample, so
+    that a step is one product; hidden states are written there. The ones are missing in layers
+    without bias.
+    """
+
+    gates: ClassVar[int]
+    n_carried: ClassVar[int] = 1
+    #: Whether the recurrent product has a bias, and residuals, of its own.
+    apart: ClassVar[bool] = False
+    #: How often it calls each activation in a step.
+    calls: ClassVar[dict[str, int]]
+    #: What the weights of each gate are multiplied by before the cell sees them, where that is not
+    #: one; gradients are multiplied by it too.
+    factors: ClassVar[tuple[float, ...]] = ()
+
+    @abstractmethod
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        """Write the hidden states; give what is carried on, and what is known."""
+
+    @abstractmethod
+    def backward(
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The residuals of the gates and of the recurrent product, and pulls on the ``start``.
+
+        ``share * P`` are the pulls on hidden states, ``ends`` those on what is carried on; the
+        latter and what is known are written over.
+        """
+
+    def scale_(self, weight: Tensor) -> Tensor:
+        """A matrix or a bias, the rows of each gate times its factor."""
+        for rows, factor in zip(weight.chunk(self.gates), self.factors, strict=False):
+            if factor != 1:
+                rows.mul_(factor)
+        return weight
+
+
+def _pulled(p: Tensor, share: float, R: Tensor | None, W: Tensor, out: Tensor) -> Tensor:
+    """``share * p + R W``: the pull on a hidden state, from above and from one step on."""
+    return torch.mul(p, share, out=out) if R is None else torch.addmm(p, R, W, beta=share, out=out)
+
+
+class _Plain(Cell):
+    """``h = phi(z)``."""
+
+    gates = 1
+    activation: ClassVar[Activation]
+
+    @staticmethod
+    @abstractmethod
+    def apply(z: Tensor, out: Tensor) -> Tensor:
+        """The activation, written to memory that is there."""
+
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, below = W.hidden(B), W.below.t()
+        Z = torch.empty_like(H)
+        for b, z, h in zip(B, Z, H, strict=False):
+            self.apply(torch.mm(b, below, out=z), h)
+        return (H[-1],), (Z, H)
+
+    def backward(
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        Z, H = known
+        (p_on,), R = ends, None
+        pull = torch.empty_like(Z[0])
+        for z, p, h in zip(*(reversed(x.unbind(0)) for x in (Z, P, H)), strict=True):
+            _pulled(p, share, R, W.across, pull)
+            if p_on is not None:
+                pull.add_(p_on)
+                p_on = None
+            R = self.activation.response(z, pull, out=z, said=h)
+        assert R is not None
+        return Z, Z, [R @ W.across] if start else []
+
+
+@final
+class _TanhCell(_Plain):
+    activation = _TANH
+    calls = {"tanh": 1}
+
+    @staticmethod
+    def apply(z: Tensor, out: Tensor) -> Tensor:
+        return torch.tanh(z, out=out)
+
+
+@final
+class _ReLUCell(_Plain):
+    activation = ReLU()
+    calls = {"relu": 1}
+
+    @staticmethod
+    def apply(z: Tensor, out: Tensor) -> Tensor:
+        return torch.clamp_min(z, 0, out=out)
+
+
+@final
+class _LSTMCell(Cell):
+    r"""``c = f c + i g``, ``h = o tanh(c)``: gates i, f, o are sigmoids and g is a tanh.
+
+    As :math:`\tanh z = 2 \sigma(2 z) - 1` every activation is a sigmoid: of all gates at once, with
+    twice the weights at g, and of :math:`\bar c = 2 c`,
+
+    .. math:: \bar c = f \bar c + i (4 s - 2), \qquad h = o\,(2 e - 1)
+
+    with :math:`s = \sigma(2 z_g)` and :math:`e = \sigma(\bar c)`. torch's tanh would take five
+    times as long as its sigmoid, and be no nearer where i, f and o are not.
+    """
+
+    gates, n_carried = 4, 2
+    factors = (1.0, 1.0, 2.0, 1.0)
+    calls = {"sigmoid": 1, "tanh": 2}
+
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, below = W.hidden(B), W.below.t()
+        c = begin = None if start[1] is None else 2 * start[1]
+        Z, C = B.new_empty(*H.shape[:2], len(W.below)), B.new_empty(H.shape)
+        # what is cheap to have again is not kept: memory takes longer
+        x, d = torch.empty_like(Z[0]), torch.empty_like(C[0])
+        i, f, s, o = x.chunk(4, -1)
+        one, two = B.new_full((), -1.0), B.new_full((), -2.0)  # numbers would be made tensors
+        for b, z, c_new, h in zip(B, Z, C, H, strict=False):
+            torch.sigmoid(torch.mm(b, below, out=z), out=x)
+            torch.mul(i, torch.add(two, s, alpha=4, out=d), out=c_new)
+            if c is not None:
+                c_new.addcmul_(f, c)
+            c = c_new
+            torch.mul(o, torch.add(one, torch.sigmoid(c, out=d), alpha=2, out=d), out=h)
+        return (H[-1], C[-1] / 2), (Z, C, begin)
+
+    def backward(
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        Z, C, begin = known
+        P_end, P_c = ends
+        P_c = torch.zeros_like(C[0]) if P_c is None else P_c.div_(2)  # on twice the cell
+        pull, moved, e, d = (torch.empty_like(P_c) for _ in range(4))
+        G, x = (torch.empty_like(Z[0]) for _ in range(2))  # pulls on the gates, and the gates
+        (G_i, G_f, G_s, G_o), (i, f, s, o) = G.chunk(4, -1), x.chunk(4, -1)
+        one, two, four = (Z.new_full((), number) for number in (-1.0, -2.0, 4.0))
+        cells = C.unbind(0)
+        R: Tensor | None = None
+        for z, p, c, before in zip(
+            *(reversed(part) for part in (Z.unbind(0), P.unbind(0), cells, (begin, *cells[:-1]))),
+            strict=True,
+        ):
+            _pulled(p, share, R, W.across, pull)
+            if P_end is not None:
+                pull.add_(P_end)
+                P_end = None
+            torch.sigmoid(z, out=x)
+            torch.sigmoid(c, out=e)
+            torch.mul(pull, torch.add(one, e, alpha=2, out=d), out=G_o)
+            torch.addcmul(c, pull, o, value=-2, out=moved).sigmoid_()
+            P_c.add_(e).sub_(moved)
+            torch.mul(P_c, torch.add(two, s, alpha=4, out=d), out=G_i)
+            torch.mul(P_c, i, out=G_s).mul_(four)
+            if before is None:
+                G_f.zero_()
+            else:
+                torch.mul(P_c, before, out=G_f)
+            P_c.mul_(f)
+            R = _SIGMOID.response(z, G, out=z, said=x)
+        assert R is not None
+        return Z, Z, [R @ W.across, P_c.mul_(2)] if start else []
+
+
+@final
+class _GRUCell(Cell):
+    """``n = tanh(z_n + r (W h)_n)``, ``h = n + u (h - n)``: gates r and u are sigmoids."""
+
+    gates, apart = 3, True
+    calls = {"sigmoid": 1, "tanh": 1}
+
+    def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
+        H, width = W.hidden(B), W.width
+        Z = W.heard(B[:-1]) @ W.below.t()
+        across = torch.empty_like(Z)  # W h + b
+        X = torch.empty_like(Z)  # r, u, n
+        for b, before, z, y, x, into in zip(
+            W.recalled(B), B[..., -width:], Z, across, X, H, strict=False
+        ):
+            torch.mm(b, W.recurrent.t(), out=y)
+            (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
+                torch.split(a, [2 * width, width], -1) for a in (z, y, x)
+            )
+            torch.sigmoid(z_ru.add_(y_ru), out=x_ru)
+            r, u = x_ru.chunk(2, -1)
+            torch.tanh(z_n.addcmul_(r, y_n), out=n)
+            torch.lerp(n, before, u, out=into)
+        return (H[-1],), (Z, across, X, B)
+
+    def backward(
+        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        Z, across, X, B = known
+        width = W.width
+        G = Z.new_empty(*Z.shape[1:-1], 2 * width)
+        G_r, G_u = G.chunk(2, -1)
+        (p_on,), pull = ends, Z.new_empty(Z.shape[1], width)
+        above: Tensor | None = None  # residuals of the recurrent product one step on
+        for z, y, x, h, p in zip(
+            *(reversed(a.unbind(0)) for a in (Z, across, X, B[:-1, :, -width:], P)), strict=True
+        ):
+            p = _pulled(p, share, above, W.across, pull)
+            p = p if p_on is None else p.add_(p_on)
+            (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
+                torch.split(a, [2 * width, width], -1) for a in (z, y, x)
+            )
+            r, u = x_ru.chunk(2, -1)
+            torch.mul(p, h - n, out=G_u)
+            R_n = _TANH.response(z_n, p - p * u, out=z_n, said=n)
+            torch.mul(R_n, y_n, out=G_r)
+            torch.mul(R_n, r, out=y_n)
+            y_ru.copy_(_SIGMOID.response(z_ru, G, out=z_ru, said=x_ru))
+            p_on, above = p * u, y
+        assert p_on is not None and above is not None
+        return Z, across, [p_on.addmm_(above, W.across)] if start else []
+
+
+CELLS: dict[str, Cell] = {
+    "RNN_TANH": _TanhCell(),
+    "RNN_RELU": _ReLUCell(),
+    "LSTM": _LSTMCell(),
+    "GRU": _GRUCell(),
+}
