@@ -5,8 +5,8 @@
 
 4 blocks of width 128 see 128 characters at once; the last tenth of the text is measured on, after
 the last epoch alone. Rates are tried on the beginning of the text, with ``--share``; LPOM's mu is
-where its step is back-propagation's on a trained model (``--cosine --share 0.2 --epochs 4``). Finished
-runs are kept in results/characters.jsonl; one that was cut goes on.
+where its step is back-propagation's on a trained model (``--cosine --share 0.2 --epochs 4``).
+Finished runs are kept in results/characters.jsonl; one that was cut goes on.
 """
 
 from __future__ import annotations
