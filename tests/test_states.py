@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from torch import nn
 import lpom
 from lpom.graph import trace
 from lpom.graph.programs import Program
-from lpom.methods import LPOM, Batch, Problem
 from lpom.states import States
 from lpom.weights.blocks import blocks
 
@@ -196,46 +193,3 @@ def test_large_pre_activations_and_gradients_are_let_go_of_and_change_nothing(mo
         made[large] = [*nets[0].state_dict().values(), *nets[1].parameters()]
     for one, other in zip(*made.values(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-def flat() -> nn.Module:
-    """Its convolution and pooling are one edge, and so are its view and product."""
-    return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.ReLU(),
-        nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("weights", ["adaptive", "exact"])
-@pytest.mark.parametrize("place, first", [(2, False), (3, True), (4, True)])
-def test_pulls_come_before_the_weights_where_that_costs_nothing(place, first, weights, monkeypatch):
-    """As soon as a node has pulled its sources it can be told; the sweep stays what it was."""
-    monkeypatch.setattr("lpom.states.SMALL", 0)  # states are let go of and computed again
-    torch.manual_seed(0)
-    X, y = torch.randn(6, 1, 8, 8).double(), torch.eye(3).double()[torch.arange(6) % 3]
-    ends, method = [], LPOM(weights=weights)
-    start, told = flat().double(), []
-    for told_of in (False, True):
-        model = copy.deepcopy(start)
-        problem = Problem(trace(model, X), lpom.losses.get("cross-entropy"), model)
-        state, batch = method.init(problem), Batch(X, y)
-        with torch.no_grad():
-            states = method.feed_forward(problem, batch, state)
-            node, below = states.graph[place], states.graph[place].sources[0]
-            before = [p.clone() for p in node.parameters]
-
-            def tell(states=states, node=node, below=below, before=before):
-                moved = [p.grad is not None for p in node.parameters]
-                moved += [
-                    not torch.equal(a, b) for a, b in zip(before, node.parameters, strict=True)
-                ]
-                told.append((states.pulls[below] is not None, any(moved)))
-
-            states.pull(states.graph[4], method.loss_pull(states, problem, batch))
-            after = (node, tell) if told_of else None
-            method.sweep_down(states, states.graph.nodes, problem, batch, state, after)
-            method.update(states, batch, state)
-        ends.append([p.detach() for p in model.parameters()])
-    assert told == [(True, not first and weights == "adaptive")]
-    for a, b in zip(*ends, strict=True):
-        assert torch.equal(a, b)

@@ -190,13 +190,6 @@ class States:
         else:
             self._pull_sources(node, residual, [s for s in node.sources if s])
 
-    def pulls_first(self, node: Node) -> bool:
-        """Whether pulls and then gradients cost no more than both together."""
-        if not self.once:
-            return True
-        program = node.edge.program_once
-        return node.layer is None and program is not None and program.parts_at_once
-
     def gather(self, node: Node) -> None:
         """Pulls on a state from every node that reads it, by their residuals as they are now."""
         for above in self.graph.consumers[node.index]:

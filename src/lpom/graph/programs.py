@@ -85,9 +85,6 @@ class Program:
         self.size = operations[-1].out + 1 if operations else self.first + len(self.parameters)
         self._leading: dict[tuple[bool, bool, int], frozenset[int]] = {}
         everything = self.leading(True, True)
-        shared = self.leading(True, False) & self.leading(False, True)
-        #: whether the ways down and to the weights have but the first operation in common
-        self.parts_at_once = len(shared) < 2
         self.carried = [o for o in operations if o.out in everything][::-1]
         valued: set[int] = set()
         shaped: set[int] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, final
@@ -142,26 +142,12 @@ class LPOM(Method[LPOMState]):
         problem: Problem,
         batch: Batch,
         state: LPOMState,
-        after: tuple[Node, Callable[[], None]] | None = None,
     ) -> None:
-        """From above, each state and then what the weights below it are to know of it.
-
-        ``after`` is a node, and what to call as soon as it has pulled its sources: before its
-        weights hear of anything, where that costs nothing.
-        """
+        """From above, each state and then what the weights below it are to know of it."""
         waiting: dict[Block, list[Use]] = {}
         for node in reversed(nodes):
             residual = states.move(node, self._alpha(states, node, problem, state))
-            told = after is not None and after[0] is node
-            first = told and states.pulls_first(node)
-            if first:
-                states.pull_back(node, residual)
-            else:
-                self.visit(states, node, residual, batch, state, waiting, down=True)
-            if after is not None and told:
-                after[1]()
-            if first:
-                self.visit(states, node, residual, batch, state, waiting, down=False)
+            self.visit(states, node, residual, batch, state, waiting, down=True)
 
     def _settle(self, states: States, problem: Problem, batch: Batch, state: LPOMState) -> None:
         """Move all states, the weights standing still, in the order that is set."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Any, TypeVar, final
 
 import torch
@@ -102,9 +101,6 @@ class Pipeline(Team):
         kept = [_tensors(Stage.of(graph, last, layer)) for layer in range(parallel.layers)]
         self._kept = [_but(tensors, kept[0] if k else []) for k, tensors in enumerate(kept)]
         self._last = ranks.layer == parallel.layers - 1
-        received = {self.stage.numbers[i] for i in chain(*self.stage.received.values())}
-        readers = (i for i in self.stage.own if received.intersection(self.stage.graph[i].sources))
-        self._reader = next(readers, None)  # the last of a sweep to pull states of other ranks
         pipelined = self._interleaved and parallel.delay == "pipelined"
         self.lag = parallel.layers - 1 - ranks.layer if pipelined else 0
         self._lender_lag = parallel.layers - 1 if pipelined else 0
@@ -287,10 +283,8 @@ class Pipeline(Team):
             states.weights_moved()
         own = [graph[index] for index in stage.own]
         lent = own[: self.lent.own] if self._helper else []
-        after = None
-        if self._reader is not None:  # ranks below wait for the pulls, and for no weights
-            after = graph[self._reader], lambda: self._send_pulls(states, len(batch))
-        self.method.sweep_down(states, own[len(lent) :], self.problem, batch, self.state, after)
+        self.method.sweep_down(states, own[len(lent) :], self.problem, batch, self.state)
+        self._send_pulls(states, len(batch))
         if self._helper:
             self.method.sweep_down(states, lent, self.problem, batch, self.state)
             self._send_gradients()
