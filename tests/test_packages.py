@@ -16,7 +16,7 @@ PACKAGE = Path(lpom.__file__).parent
 
 #: From the bottom up. A room imports rooms below it and itself, at the top of a file or within.
 ROOMS = [
-    {"exceptions", "checks", "registry", "settings", "files"},
+    {"exceptions", "checks", "registry", "settings", "files", "modes"},
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},

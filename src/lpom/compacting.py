@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom.activations import from_module, is_activation
+from lpom.modes import evaluating
 
 _Layer = nn.Linear | nn.Conv2d
 #: Modules that treat every channel alike and keep a constant what it is.
@@ -127,14 +128,12 @@ def _multiplications(model: nn.Module, example: Tensor | None) -> int | None:
         found.append(places * layer.weight.numel())
 
     hooks = [layer.register_forward_hook(count) for layer in layers]
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()(example[:1])
+        with evaluating(model):
+            model(example[:1])
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes.items():
-            module.training = training
     return sum(found)
 
 

@@ -14,6 +14,7 @@ from lpom import methods
 from lpom.activations import Activation
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
+from lpom.modes import evaluating
 from lpom.objectives import (
     Mu,
     Objective,
@@ -23,7 +24,6 @@ from lpom.objectives import (
     rho,
     spectral_rates,
 )
-from lpom.training.measuring import evaluating
 from lpom.training.signature import Signature
 from lpom.training.sources import Arrays
 from lpom.training.tasks import Task

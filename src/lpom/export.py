@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lpom.activations import Identity, Sign, Step, from_module, is_activation
 from lpom.checks import check_choice, require
 from lpom.exceptions import LPOMError
+from lpom.modes import evaluating
 
 _ONNX = "onnx onnxruntime onnxscript"  # to install
 
@@ -41,9 +42,7 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
     onnx = require("onnx", "writing ONNX", _ONNX)
     runtime = require("onnxruntime", "checking an ONNX file", _ONNX)
     path = Path(path)
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporter, on its own doings
             torch.onnx.export(
@@ -60,9 +59,6 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
         _write_integers(onnx, path)
         with torch.no_grad():
             wanted = model(example).cpu().numpy()
-    finally:
-        for module, mode in training.items():
-            module.training = mode
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"inputs": example.detach().cpu().numpy()})
     apart = ~np.isclose(found, wanted, rtol=1e-3, atol=1e-4 * max(float(abs(wanted).max()), 1e-6))
@@ -139,8 +135,6 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "
     layer: tuple[nn.Module, Tensor, Tensor] | None = None  # one that is not written yet
     signed = False  # whether its inputs are those of a sign
     largest = 2 * float(example.abs().max())  # of its inputs
-    training = {module: module.training for module in model.modules()}
-    model.eval()
 
     def written() -> None:
         nonlocal layer
@@ -148,38 +142,34 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "
             nodes.append(_node(nir, *layer, shapes[-2]))
             layer = None
 
-    try:
-        with torch.no_grad():
-            for name, module in zip(model._modules, model, strict=True):  # one may stand twice
-                values = module(values)
-                match module:
-                    case nn.Linear() | nn.Conv2d():
-                        written()
-                        shapes.append(tuple(values.shape[1:]))
-                        layer = module, *_weights(module, signed, name)
-                        signed = False
-                    case nn.BatchNorm1d() | nn.BatchNorm2d() if layer is not None:
-                        layer = layer[0], *_normalised(module, layer[1], layer[2])
-                    case nn.Flatten():
-                        written()
-                        kind = {"input": np.array(shapes[-1])}
-                        nodes.append(nir.Flatten(kind, start_dim=0, end_dim=-1))
-                        shapes.append(tuple(values.shape[1:]))
-                    case nn.Dropout() | nn.Identity():
-                        pass
-                    case _:
-                        signed = _is_sign(module, name)
-                        if neurons == "if":
-                            if layer is None:
-                                raise ExportError(f"{name} has no layer below to fire it.")
-                            layer = layer[0], *_firing(layer[1], layer[2], largest)
-                        written()
-                        nodes.append(_step_node(nir, neurons, tuple(values.shape[1:])))
-                        largest = 1.0
-            written()
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    with evaluating(model), torch.no_grad():
+        for name, module in zip(model._modules, model, strict=True):  # one may stand twice
+            values = module(values)
+            match module:
+                case nn.Linear() | nn.Conv2d():
+                    written()
+                    shapes.append(tuple(values.shape[1:]))
+                    layer = module, *_weights(module, signed, name)
+                    signed = False
+                case nn.BatchNorm1d() | nn.BatchNorm2d() if layer is not None:
+                    layer = layer[0], *_normalised(module, layer[1], layer[2])
+                case nn.Flatten():
+                    written()
+                    kind = {"input": np.array(shapes[-1])}
+                    nodes.append(nir.Flatten(kind, start_dim=0, end_dim=-1))
+                    shapes.append(tuple(values.shape[1:]))
+                case nn.Dropout() | nn.Identity():
+                    pass
+                case _:
+                    signed = _is_sign(module, name)
+                    if neurons == "if":
+                        if layer is None:
+                            raise ExportError(f"{name} has no layer below to fire it.")
+                        layer = layer[0], *_firing(layer[1], layer[2], largest)
+                    written()
+                    nodes.append(_step_node(nir, neurons, tuple(values.shape[1:])))
+                    largest = 1.0
+        written()
     if signed:
         raise ExportError("the outputs of the network are signs, which NIR has not; leave it out.")
     nodes.append(nir.Output({"output": np.array(values.shape[1:])}))

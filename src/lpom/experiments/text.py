@@ -16,8 +16,8 @@ from lpom import networks, saving
 from lpom.checks import check_number
 from lpom.exceptions import DataError, ModelFileError
 from lpom.methods import Method
+from lpom.modes import evaluating
 from lpom.training import Callback, Checkpoint, Result, fit
-from lpom.training.measuring import evaluating
 
 HELD_OUT = 0.1  # of the text, from its end
 

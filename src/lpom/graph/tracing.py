@@ -25,6 +25,7 @@ from lpom.exceptions import UntrainableError
 from lpom.graph.lengths import FUNCTIONS, Packed, Ragged
 from lpom.graph.operations import call_name, module_name
 from lpom.graph.written import written_function, written_module
+from lpom.modes import evaluating, keeping_modes
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
@@ -148,19 +149,14 @@ class _Tracer(fx.Tracer):
 
         So ``F.dropout(x, training=self.training)`` follows the model's mode at every call.
         """
-        modes = {module: module.training for module in model.modules()}
-        try:
-            with _factories_traced(), _packing_traced(model):
-                model.eval()
-                with left_as_it_was(model):
-                    evaluated = self.trace(model)
-                self.lines.clear()
-                self._known.clear()
-                model.train()
-                traced = self.trace(model)
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        with keeping_modes(model), _factories_traced(), _packing_traced(model):
+            model.eval()
+            with left_as_it_was(model):
+                evaluated = self.trace(model)
+            self.lines.clear()
+            self._known.clear()
+            model.train()
+            traced = self.trace(model)
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
         if len(traced.nodes) != len(evaluated.nodes) or any(
             (a.op, call_name(a.target)) != (b.op, call_name(b.target)) for a, b in pairs
@@ -279,14 +275,9 @@ class _Tracer(fx.Tracer):
                 return operator.attrgetter(str(node.target))(self.root)
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            was = module.training
-            module.eval()  # statistics and masks stay as they are
             kwargs = {k: v for k, v in kwargs.items() if k != "there"}
-            try:
-                with _untraced():
-                    return module(*args, **kwargs)
-            finally:
-                module.train(was)
+            with evaluating(module), _untraced():  # statistics and masks stay as they are
+                return module(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]

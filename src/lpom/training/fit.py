@@ -18,10 +18,11 @@ from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
+from lpom.modes import evaluating
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoints import Checkpoint, RunFolder, encode
-from lpom.training.measuring import evaluating, measure
+from lpom.training.measuring import measure
 from lpom.training.precision import check_precision
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.signature import Signature

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpom.modes import evaluating
 from lpom.training.randomness import Generators
 from lpom.training.sources import Source
 from lpom.training.tasks import Task
@@ -152,15 +152,3 @@ def measure(model: nn.Module, source: Source, task: Task) -> Score:
         for batch in source.in_order():
             measured.add(model(batch.inputs), batch.target, batch.weight)
     return measured
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """With ``model.eval()``; every submodule is put back into its mode afterwards."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training

@@ -14,6 +14,7 @@ from lpom.exceptions import DataError, UntrainableError
 from lpom.graph import Graph, trace
 from lpom.graph.lengths import Ragged, join, ragged
 from lpom.graph.tracing import unwrapped
+from lpom.modes import evaluating
 from lpom.training.tasks import as_array, as_tensor, plain_tensor
 
 
@@ -139,14 +140,9 @@ def _check_padding(model: Ragged, graph: Graph, example: Tensor) -> None:
     rows = example.clone()
     rows[:, -1] = 0
     rows = rows[rows[:, 0, -1] > 0]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         _, X = graph.feed_forward(rows)
         outputs, wanted = X[graph.output], model(rows)
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if outputs.ndim == 3 and outputs.shape[1] == rows.shape[1]:
         there = rows[..., -1] > 0
         outputs, wanted = outputs[there], wanted[there]
@@ -194,17 +190,13 @@ def _takes_channels_last(model: nn.Module, example: Tensor) -> bool:
 @torch.no_grad()
 def _outputs(model: nn.Module, example: Tensor) -> tuple[int, ...]:
     """The shape of what it gives for a sample."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        outputs = model(example[:2])
+        with evaluating(model):
+            outputs = model(example[:2])
     except (RuntimeError, IndexError, ValueError) as error:
         raise ValueError(
             f"the model can't take samples of shape {tuple(example.shape[1:])}: {error}"
         ) from error
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if outputs.ndim not in (2, 3) or len(outputs) != 2:
         raise ValueError(
             "the model must give one row of outputs per sample, (n_samples, n_outputs), or per "

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.optimizers import OptimizerState
+from lpom.modes import evaluating, keeping_modes
 from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
-from lpom.training.measuring import Score, evaluating, measure
+from lpom.training.measuring import Score, measure
 from lpom.training.precision import in_bfloat16
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
@@ -139,10 +140,10 @@ class Trainer:
         """Train from where the run stands to its end; ``show`` whether there is a bar."""
         if self.status == "running":
             self._clock = time.perf_counter() - self.seconds
-            modes = {module: module.training for module in self.model.modules()}
             total = None if self.train.steps is None else self.train.steps * self.epochs
             try:
-                with Bar(total, show if self.team.first else False) as bar:
+                bar = Bar(total, show if self.team.first else False)
+                with keeping_modes(self.model), bar:
                     self._run_epochs(bar)
                 times = (self._elapsed(), self.training_seconds)
                 self.seconds, self.training_seconds = self.team.of_first(times)
@@ -158,8 +159,6 @@ class Trainer:
                 error.result = self._result() if len(self.history) else None
                 raise
             finally:
-                for module, training in modes.items():
-                    module.training = training
                 for parameter in self.model.parameters():
                     parameter.grad = None  # as large as the weights, and no one's any more
                 self.state.release()
