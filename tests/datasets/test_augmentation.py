@@ -160,3 +160,12 @@ def test_turning_changes_every_picture_and_the_targets_stay() -> None:
         assert all(not torch.equal(p, X[row]) for p, row in zip(pictures, rows, strict=True))
     with pytest.raises(ValueError, match="stretch must be a share"):
         augmented_loader(X, Y, 8, stretch=1.0)
+
+
+def test_noise_has_its_spread_and_no_mean() -> None:
+    loader = augmented_loader(X, Y, 8, flip=False, crop=0, noise=0.5)
+    added = torch.cat([pictures - X[rows] for _ in range(20) for pictures, rows in loader])
+    assert abs(float(added.mean())) < 5 * 0.5 / added.numel() ** 0.5
+    assert abs(float(added.std()) / 0.5 - 1) < 5 / (2 * added.numel()) ** 0.5
+    with pytest.raises(ValueError, match="noise must be a number of at least 0"):
+        augmented_loader(X, Y, 8, noise=-1.0)

@@ -97,6 +97,32 @@ def test_weight_decay_is_the_gradient_of_half_the_square_on_matrices_alone(digit
         lpom.fit(start, X[:50], y[:50], weight_decay=-1.0)
 
 
+@pytest.mark.parametrize("method", ["lpom", "adam"])
+def test_averaging_ends_with_the_running_mean_of_the_weights(digits, method, monkeypatch):
+    """M_1 = W_1, M_t = d M_{t-1} + (1 - d) W_t over the steps, literally; batch norm's too."""
+    (X, y), test = digits
+    kind, seen = type(lpom.methods.get(method)), []
+    whole = kind.step
+
+    def step(self, problem, batch, state):
+        outputs = whole(self, problem, batch, state)
+        seen.append([t.detach().double() for t in problem.model.state_dict().values()])
+        return outputs
+
+    monkeypatch.setattr(kind, "step", step)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
+    options = {"method": method, "epochs": 2, "batch_size": 100, "seed": 0, "averaging": 0.8}
+    result = lpom.fit(model, X, y, validation_data=test, **options)
+    mean = seen[0]
+    for weights_ in seen[1:]:
+        mean = [0.8 * m + 0.2 * w for m, w in zip(mean, weights_, strict=True)]
+    for (name, found), expected in zip(model.state_dict().items(), mean, strict=True):
+        if found.is_floating_point():
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)
+    assert result.history[-1].validation_score == lpom.evaluate(model, *test)[1]
+
+
 def test_printed_a_result_is_one_line(digits):
     result = lpom.fit(lpom.mlp([64, 5, 10], seed=0), *digits[1], epochs=2, seed=0)
     assert repr(result).startswith("<Result: finished after ") and len(repr(result)) < 120
@@ -332,6 +358,15 @@ SETTINGS = {
     "batch": ({"batch_size": 91}, "between 1 and the number of samples, 90; got 91"),
     "weight": ({"sample_weight": torch.zeros(90)}, "zero for every sample"),
     "weights": ({"sample_weight": torch.ones(3)}, r"shape \(90,\)"),
+    "averaging": ({"averaging": 1.0}, "from 0 .none. to below 1, got 1.0"),
+    "averaged penalties": (
+        {"averaging": 0.9, "method": LPOM(penalties=lpom.penalties.L1(1e-4))},
+        "off the zeros and levels",
+    ),
+    "averaged layers": (
+        {"averaging": 0.9, "parallel": lpom.Parallel(layers=2)},
+        "all weights after every step",
+    ),
     "rate": (
         {"method": LPOM(weights=Adaptive(learning_rate=0.0))},
         "learning_rate must be a number above 0",

@@ -78,13 +78,15 @@ def sources(blobs, name, generator=None):
 
 CASES = [(name, "arrays") for name in METHODS]
 CASES += [(name, "loader") for name in METHODS if not METHODS[name].full_batch]
-CASES += [("noisy", "arrays"), ("noisy", "jittered"), ("adam", "jittered")]
+CASES += [("noisy", "arrays"), ("noisy", "jittered"), ("adam", "jittered"), ("averaged", "arrays")]
 
 
 @pytest.mark.parametrize(("name", "source"), CASES)
 def test_stopped_after_any_batch_it_goes_on_bit_for_bit(name, source, blobs, cut_at, tmp_path):
-    method = Noisy() if name == "noisy" else methods.get(name)
+    named = {"noisy": Noisy(), "averaged": LPOM()}
+    method = named[name] if name in named else methods.get(name)
     data, options = sources(blobs, source)
+    options |= {"averaging": 0.7} if name == "averaged" else {}
     X, y = blobs
     options |= {"method": method, "epochs": 3, "seed": 4, "loss": "squared"}
     options |= {"validation_data": (X[:15], y[:15]), "early_stopping": EarlyStopping(2)}

@@ -1,4 +1,4 @@
-"""Pictures that are flipped, shifted, turned and stretched at random whenever they are drawn."""
+"""Pictures flipped, shifted, turned, stretched and made noisy whenever they are drawn."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def augmented_loader(
     crop: int = 4,
     turn: float = 0.0,
     stretch: float = 0.0,
+    noise: float = 0.0,
     seed: int = 0,
     generator: torch.Generator | None = None,
 ) -> DataLoader[Batch]:
@@ -45,6 +46,7 @@ def augmented_loader(
     crop : pixels of zeros put around a picture before one of its size is cut out somewhere
     turn : most degrees by which a picture is turned, either way
     stretch : most by which each of its sides grows or shrinks, e.g. 0.1 for a tenth
+    noise : standard deviation of what is added to every pixel
     seed : where a generator that is not given starts from
     generator : draws everything; on the CPU
     """
@@ -58,12 +60,13 @@ def augmented_loader(
     check_number("batch_size", batch_size, whole=True)
     check_number("crop", crop, strict=False, whole=True)
     check_number("turn", turn, strict=False)
+    check_number("noise", noise, strict=False)
     if not 0 <= stretch < 1:
         raise ValueError(f"stretch must be a share from 0 to below 1, got {stretch!r}.")
     if generator is None:
         generator = torch.Generator().manual_seed(seed)
     return DataLoader(
-        _Augmented(X, y, generator, flip, crop, math.radians(turn), stretch),
+        _Augmented(X, y, generator, flip, crop, math.radians(turn), stretch, noise),
         batch_size,
         shuffle=True,
         generator=generator,
@@ -83,9 +86,11 @@ class _Augmented(TorchDataset[Batch]):
         crop: int,
         turn: float,
         stretch: float,
+        noise: float,
     ) -> None:
         self.X, self.y, self.generator = X, y, generator
-        self.flip, self.crop, self.turn, self.stretch = flip, crop, turn, stretch
+        self.flip, self.crop, self.turn = flip, crop, turn
+        self.stretch, self.noise = stretch, noise
 
     def __len__(self) -> int:
         return len(self.X)
@@ -105,6 +110,9 @@ class _Augmented(TorchDataset[Batch]):
             drawn = 2 * torch.rand(3, len(pictures), generator=self.generator) - 1
             angles, sides = self.turn * drawn[0], 1 + self.stretch * drawn[1:]
             pictures = turned(pictures, angles, sides)
+        if self.noise:
+            drawn = torch.randn(pictures.shape, generator=self.generator)
+            pictures = pictures + (self.noise * drawn).to(pictures)
         return pictures, self.y[chosen.to(self.y.device)]
 
     def _flipped(self, pictures: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class Trial:
     augment: bool | dict[str, Any] = False
     loss_params: dict[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
+    averaging: float = 0.0
 
     @property
     def key(self) -> str:
@@ -160,6 +161,7 @@ _YOUNGER: dict[str, Any] = {
     "augment": False,
     "loss_params": {},
     "weight_decay": 0.0,
+    "averaging": 0.0,
 }
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

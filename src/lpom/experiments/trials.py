@@ -121,6 +121,7 @@ def _train(
         loss=loss,
         epochs=trial.epochs,
         weight_decay=trial.weight_decay,
+        averaging=trial.averaging,
         validation_data=(X_test, y_test) if closely else None,
         seed=trial.seed,  # the same batches for every method
         callbacks=on_epoch,

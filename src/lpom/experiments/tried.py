@@ -21,6 +21,7 @@ _USUAL: dict[str, Any] = {
     "augment": False,
     "loss_params": {},
     "weight_decay": 0.0,
+    "averaging": 0.0,
 }
 _HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 

@@ -49,6 +49,7 @@ def fit(
     validation_data: Any = None,
     sample_weight: Any = None,
     weight_decay: float = 0.0,
+    averaging: float = 0.0,
     seed: int | None = None,
     device: str | torch.device | None = None,
     callbacks: Callback | Iterable[Callback] = (),
@@ -79,6 +80,8 @@ def fit(
         Strength c of a penalty :math:`\frac{c}{2} \|W\|^2` on matrices and kernels beside the mean
         loss, by its gradient. Methods that solve for their weights do not read it: they have a
         ridge, or ``penalties``
+    averaging : decay, e.g. 0.999, of a running mean of the weights over the steps: with it an epoch
+        is measured on the validation data, and it is what the model ends with
     seed : fixes all that is drawn: the order of the batches, also of a ``DataLoader``, whose
         generators it seeds, and what torch's global generator gives during the run (dropout).
         That generator goes on afterwards as if nothing had been drawn. Without a seed, one is
@@ -120,6 +123,7 @@ def fit(
     method = methods.get(method)
     check_number("epochs", epochs, whole=True)
     check_number("weight_decay", weight_decay, strict=False)
+    _check_averaging(averaging, method, parallel)
     stopper = EarlyStopping() if early_stopping is True else early_stopping or None
     if stopper is not None and not isinstance(stopper, EarlyStopping):
         raise TypeError(
@@ -206,6 +210,7 @@ def fit(
             folder=folder,
             team=team,
             precision=precision,
+            averaging=averaging,
         )
         if ranks is not None:
             _check_same(trainer, ranks)
@@ -246,6 +251,25 @@ def keep_freed_memory() -> None:
     that is as large as counts, 32 MiB.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
+
+def _check_averaging(decay: float, method: Method[Any], parallel: Parallel | None) -> None:
+    check_number("averaging", decay, strict=False)
+    if decay >= 1:
+        raise ValueError(
+            f"averaging is the decay of a running mean, from 0 (none) to below 1, got {decay!r}; "
+            "0.999 averages over about the last thousand steps."
+        )
+    if decay and getattr(method, "penalties", None) is not None:
+        raise ValueError(
+            "averaging would take the weights off the zeros and levels that penalties put them "
+            "on; leave one of the two out."
+        )
+    if decay and parallel is not None and parallel.layers > 1:
+        raise ValueError(
+            "averaging needs all weights after every step, but ranks that share the layers have "
+            "only their own; leave it out, or take layers=1."
+        )
 
 
 def _is_small(problem: Problem, rows: int) -> bool:

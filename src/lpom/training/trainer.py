@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
@@ -89,6 +90,9 @@ class Trainer:
         What the generators were seeded with; they were noted before a batch was read.
     precision : "bf16", optional
         That of the products of a step.
+    averaging : float
+        Decay of a running mean of the weights, which is measured and kept in their place; 0 for
+        none.
     team : Pipeline, optional
         Who makes the steps. Of several processes each has a trainer; the first one measures the
         epoch, calls back, and has the ``folder``, and all of them come to the same end.
@@ -113,6 +117,7 @@ class Trainer:
         folder: RunFolder | None = None,
         team: Pipeline | None = None,
         precision: str | None = None,
+        averaging: float = 0.0,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
@@ -124,6 +129,10 @@ class Trainer:
         self.callbacks, self.folder = callbacks, folder
         self.watch = None if early_stopping is None else Watch(early_stopping)
         self.history = History(task.metric)
+        self.averaging, self._average = averaging, None
+        if averaging:
+            mean = get_ema_multi_avg_fn(averaging)  # type: ignore[no-untyped-call]
+            self._average = AveragedModel(model, multi_avg_fn=mean, use_buffers=True)
         self.status = "running"
         self.seconds = self.training_seconds = 0.0
         self.good = _weights(model)
@@ -196,8 +205,8 @@ class Trainer:
             else:
                 self._begin_epoch(self.generators.states())
                 self._keep(epoch_ended=True)
-        if self.best is not None:
-            _put_back(self.model, self.best)
+        if self.best is not None or self._average is not None:
+            _put_back(self.model, self.best or self.good)
         if self.status != "stopped":  # whoever stops a run may know why
             self._compare_with_start()
         self._write()
@@ -236,6 +245,8 @@ class Trainer:
         for batch in self.team.ahead(batches):
             advance(self.state, 0.0 if self.endless else self._share_done())
             outputs = self._step(batch)
+            if self._average is not None:
+                self._average.update_parameters(self.model)
             self._done += 1
             self._seen += batch.inputs.shape[0] if batch.share is None else batch.share.rows
             if outputs is not None:
@@ -269,10 +280,11 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
-        self.good = _weights(self.model)
+        model = self.model if self._average is None else self._average.module
+        self.good = _weights(model)
         self._read()
         measured = self._of_all(self._measured)
-        measured = measured or self._of_all(measure(self.model, self.train, self.task))
+        measured = measured or self._of_all(measure(model, self.train, self.task))
         if not measured:
             raise ValueError(
                 f"method {self.method.name!r} needs a second pass over the data to measure the "
@@ -281,7 +293,7 @@ class Trainer:
             )
         checked = None
         if self.validation is not None:
-            checked = self._of_all(measure(self.model, self.validation, self.task))
+            checked = self._of_all(measure(model, self.validation, self.task))
             if not checked:
                 raise ValueError("validation_data gave no batch; at least one is needed.")
         with evaluating(self.model), self.generators.untouched():
@@ -423,6 +435,7 @@ class Trainer:
             "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
             "precision": self.precision,
+            "averaging": self.averaging or None,
             "epochs": self.epochs,
             "seed": self.seed,
             "endless": self.endless,
@@ -455,6 +468,7 @@ class Trainer:
             "early stopping": None if self.watch is None else self.watch.state_dict(),
             "good": self.good,
             "best": self.best,
+            "average": None if self._average is None else self._average.state_dict(),
             "seconds": [self._elapsed(), self.training_seconds, self._epoch_seconds],
         }
 
@@ -489,6 +503,8 @@ class Trainer:
         if self.watch is not None:
             self.watch.load_state_dict(saved["early stopping"])
         self.good, self.best = saved["good"], saved["best"]
+        if self._average is not None:
+            self._average.load_state_dict(saved["average"])
         self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
 
 
