@@ -16,23 +16,11 @@ from typing import Any
 
 from lpom import datasets
 from lpom.experiments.paper import EXPERIMENTS
-from lpom.experiments.records import Store, Trial
+from lpom.experiments.records import Trial
 from lpom.experiments.trials import run
-from lpom.experiments.tried import TRIED
+from lpom.experiments.tried import Tried
 
 RESULTS = Path(__file__).parent / "results"
-
-
-class Tried(Store):
-    """Keeps the experiment that a trial was for, and no curves."""
-
-    def __init__(self, path: Path, experiment: str) -> None:
-        super().__init__(path)
-        self.experiment = experiment
-
-    def add(self, record: dict[str, Any]) -> None:
-        kept = {name: value for name, value in record.items() if name != "curve"}
-        super().add(kept | {"experiment": self.experiment})
 
 
 def main() -> None:
@@ -63,7 +51,7 @@ def main() -> None:
         seed=options.seed,
         part="validation",
     )
-    tried = Tried(RESULTS / TRIED, experiment.name)
+    tried = Tried(RESULTS, experiment.name)
     record = run(trial, datasets.load(experiment.dataset), tried)
     print(record.get("reason") or f"{record['score']:.2%} held out, {record['train_score']:.2%}")
 

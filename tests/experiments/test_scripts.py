@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 
 import lpom
 from lpom import datasets, methods
+from lpom.experiments.paper import rate_of
 from lpom.experiments.records import Store
 from lpom.methods import Batch
 
@@ -126,6 +128,35 @@ def test_what_is_explored_is_listed_once_and_without_the_test_set(
     (record,) = Store(tmp_path / "tried.jsonl")
     assert (record["experiment"], record["part"]) == ("table3", "validation")
     assert record["params"] == {"weights": {"exact": {"ridge": [0.1, 1.0]}}}
+
+
+def test_a_search_gives_each_method_the_same_candidates_and_keeps_the_better_third(
+    tmp_path, monkeypatch, capsys
+):
+    (search,) = script("search")
+    row = search.PAST.rows[1]
+    drawn = {column: list(search.candidates(row, column, 27)) for column in search.PAST.columns}
+    for column, trials in drawn.items():
+        assert len({trial.key for trial in trials}) == 27
+        alike = [replace(trial, method="", params={}) for trial in trials]
+        assert alike == [replace(trial, method="", params={}) for trial in drawn["lpom"]]
+        assert all(trial.part == "validation" for trial in trials)
+        assert {search.RATES[column].index(rate_of(asdict(trial))) for trial in trials} == {0, 1, 2}
+    monkeypatch.setattr(search, "RESULTS", tmp_path)
+    digits = datasets.load("digits")
+    monkeypatch.setattr(search.datasets, "load", lambda name: digits)
+    arguments = ["300", "--columns", "adam", "--candidates", "9", "--epochs", "6"]
+    monkeypatch.setattr(sys, "argv", ["search.py", *arguments])
+    search.main()
+    lines = capsys.readouterr().out.splitlines()
+    records = list(Store(tmp_path / "tried.jsonl"))
+    assert [record["epochs"] for record in records] == [2] * 9 + [6] * 3
+    longer = {json.dumps(record["options"] | record["params"]) for record in records[9:]}
+    better = sorted(records[:9], key=lambda record: -record["score"])[:3]
+    assert {json.dumps(record["options"] | record["params"]) for record in better} == longer
+    assert len(lines) == 9 + 3 + 3 and lines[-3] == max(lines[-3:], key=lambda line: line[:11])
+    search.main()  # nothing is run again
+    assert len(list(Store(tmp_path / "tried.jsonl"))) == 12
 
 
 def test_the_adding_problem_is_measured_on_other_sequences_and_kept(tmp_path, monkeypatch, capsys):

@@ -23,6 +23,20 @@ _USUAL: dict[str, Any] = {
     "weight_decay": 0.0,
     "averaging": 0.0,
 }
+
+
+class Tried(Store):
+    """Where trials on held-out data go: with the experiment each was for, and without its curve."""
+
+    def __init__(self, folder: Path, experiment: str) -> None:
+        super().__init__(folder / TRIED)
+        self.experiment = experiment
+
+    def add(self, record: dict[str, Any]) -> None:
+        kept = {name: value for name, value in record.items() if name != "curve"}
+        super().add(kept | {"experiment": self.experiment})
+
+
 _HEADS = ["training", "data", "method", "network", "epochs", "loss", "settings"]
 
 

@@ -96,19 +96,23 @@ class Search:
         return replace(self.settings, **own, method_settings=every, epochs=epochs)
 
     def rounds(self, epochs: int) -> list[tuple[int, int]]:
-        """How many candidates train in each round, and for how many epochs.
+        """How many candidates train in each round, and for how many epochs."""
+        return halving(len(self.candidates()), epochs)
 
-        >>> Search(Settings(), {"alpha": range(50)}).rounds(90)
-        [(27, 10), (9, 30), (3, 90)]
-        """
-        counts = [len(self.candidates())]
-        while counts[-1] > FACTOR:
-            counts.append(math.ceil(counts[-1] / FACTOR))
-        shares = [FACTOR**k for k in reversed(range(len(counts)))]
-        return [
-            (count, max(1, round(epochs / share)))
-            for count, share in zip(counts, shares, strict=True)
-        ]
+
+def halving(n_candidates: int, epochs: int) -> list[tuple[int, int]]:
+    """How many candidates train in each round, and for how many epochs, the last for all.
+
+    >>> halving(27, 90)
+    [(27, 10), (9, 30), (3, 90)]
+    """
+    counts = [n_candidates]
+    while counts[-1] > FACTOR:
+        counts.append(math.ceil(counts[-1] / FACTOR))
+    shares = [FACTOR**k for k in reversed(range(len(counts)))]
+    return [
+        (count, max(1, round(epochs / share))) for count, share in zip(counts, shares, strict=True)
+    ]
 
 
 @dataclass
