@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from lpom import datasets
-from lpom.experiments.beyond import PAST, Row
-from lpom.experiments.paper import with_rate
+from lpom.experiments.beyond import PAST, Help, Row
 from lpom.experiments.records import Trial
 from lpom.experiments.reproduce import outcome
 from lpom.experiments.trials import run
@@ -33,8 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 RATES = {"lpom": (1e-3, 2e-3, 4e-3), "adam": (1e-3, 2e-3, 4e-3), "sgd": (0.1, 0.3, 1.0)}
 SPACE: dict[str, tuple[Any, ...]] = {
     "rate": (0, 1, 2),  # of the method's own
-    "inputs left out": (0.0, 0.1, 0.2, 0.3),
-    "states left out": (0.0, 0.2, 0.4),
+    "dropout": tuple(itertools.product((0.0, 0.1, 0.2, 0.3), (0.0, 0.2, 0.4))),
     "norm": (False, True),
     "smoothing": (0.0, 0.1),
     "weight_decay": (0.0, 1e-5, 1e-4),
@@ -43,24 +40,17 @@ SPACE: dict[str, tuple[Any, ...]] = {
 }
 
 
-def candidates(row: Row, column: str, n: int) -> Iterator[Trial]:
-    """The first ``n`` of a fixed order of the space, as runs of a method on held-out data."""
+def candidates(column: str, n: int) -> list[Help]:
+    """The first ``n`` points of a fixed order of the space, with rates of the method's own."""
     points = list(itertools.product(*SPACE.values()))
-    for k in np.random.default_rng(0).permutation(len(points))[:n]:
-        chosen = dict(zip(SPACE, points[k], strict=True))
-        left_out = [chosen["inputs left out"], chosen["states left out"]]
-        noisy = {"flip": False, "crop": 0, "noise": chosen["noise"]} if chosen["noise"] else False
-        yield replace(
-            row.trial,
-            method=column,
-            params=with_rate(column, RATES[column][chosen["rate"]]),
-            options={**row.trial.options, "norm": chosen["norm"], "dropout": left_out},
-            loss_params={"label_smoothing": chosen["smoothing"]} if chosen["smoothing"] else {},
-            weight_decay=chosen["weight_decay"],
-            augment=row.trial.augment or noisy,
-            averaging=chosen["averaging"],
-            part="validation",
-        )
+    drawn = [points[k] for k in np.random.default_rng(0).permutation(len(points))[:n]]
+    helps = [Help(**dict(zip(SPACE, point, strict=True))) for point in drawn]
+    return [replace(help, rate=RATES[column][int(help.rate)]) for help in helps]
+
+
+def trial(row: Row, column: str, help: Help, epochs: int) -> Trial:
+    helped = replace(row, rates={column: help.rate}, helps={column: help})
+    return replace(next(helped.trials(column, (0,), epochs)), part="validation")
 
 
 def main() -> None:
@@ -76,23 +66,16 @@ def main() -> None:
     data = datasets.load(row.trial.dataset)
     store = Tried(RESULTS, PAST.name)
     for column in options.columns.split(","):
-        left = list(candidates(row, column, options.candidates))
+        left = candidates(column, options.candidates)
         for count, epochs in halving(len(left), options.epochs):
-            records = []
-            for trial in left[:count]:
-                record = run(replace(trial, epochs=epochs), data, store)
-                print(f"{column}, {epochs} epochs: {outcome(record)}", flush=True)
-                records.append((record.get("score", 0.0), trial))
-            records.sort(key=lambda found: -found[0])
-            left = [trial for _, trial in records]
-        for score, trial in records:
-            print(f"{column} {score:.2%}: {described(trial)}", flush=True)
-
-
-def described(trial: Trial) -> str:
-    help = {**trial.params, **trial.options, **trial.loss_params, "augment": trial.augment}
-    help |= {"weight_decay": trial.weight_decay, "averaging": trial.averaging}
-    return ", ".join(f"{name} {value}" for name, value in help.items())
+            found = []
+            for help in left[:count]:
+                record = run(trial(row, column, help, epochs), data, store)
+                print(f"{column}, {epochs} epochs, {outcome(record)}: {help}", flush=True)
+                found.append((record.get("score", 0.0), help))
+            found.sort(key=lambda one: -one[0])
+            left = [help for _, help in found]
+        print(f"{column}: {left[0]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from lpom import activations, methods, networks
 from lpom.cli import app
-from lpom.experiments.beyond import TABLES, Row, Table
+from lpom.experiments.beyond import TABLES, Help, Row, Table
 from lpom.experiments.records import Trial
 from lpom.experiments.rows import SHARES, reproduce_rows, rows_section
 
@@ -138,15 +138,34 @@ def test_the_command(tiny, tmp_path):
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)
 def test_every_row_can_be_made(table):
-    """Networks, methods and penalties of all settings exist; columns differ in the method alone."""
+    """Networks, methods and penalties of all settings exist; columns differ in the method, and
+    where each had a search of its own in the help that it found, and in nothing else."""
     names = [row.name for row in table.rows]
     assert len(set(names)) == len(names)
     for row in table.rows:
         assert set(row.rates) <= set(table.columns) and "lpom" in row.rates
         shape = (3, 32, 32) if row.trial.dataset == "cifar-10" else (1, 28, 28)
-        networks.get(row.trial.network, shape, 10, 0, **row.trial.options)
         activations.get(row.trial.options.get("activation", "relu"))
         for column in row.rates:
             (trial,) = row.trials(column, (0,), None)
+            networks.get(trial.network, shape, 10, 0, **trial.options)
             methods.get(trial.method, **trial.params)
-            assert replace(trial, method="", params={}) == replace(row.trial, method="", params={})
+            helped = row.helps[column].given_to(row.trial) if row.helps else row.trial
+            assert replace(trial, method="", params={}) == replace(helped, method="", params={})
+
+
+def test_help_is_put_beside_what_a_trial_has():
+    help = Help(1e-3, (0.1, 0.2), norm=True, smoothing=0.1, weight_decay=1e-4, noise=0.3)
+    plain = replace(PLAIN, options={"hidden": [12]})
+    options = {"hidden": [12], "dropout": [0.1, 0.2], "norm": True}
+    expected = replace(
+        plain,
+        options=options,
+        loss_params={"label_smoothing": 0.1},
+        weight_decay=1e-4,
+        augment={"flip": False, "crop": 0, "noise": 0.3},
+    )
+    assert help.given_to(plain) == expected
+    assert help.given_to(replace(plain, augment=True)).augment == {"noise": 0.3}
+    assert help.given_to(replace(plain, augment={"crop": 2})).augment == {"crop": 2, "noise": 0.3}
+    assert Help(1e-3).given_to(replace(plain, augment=True)).augment is True
