@@ -12,7 +12,7 @@ from lpom.experiments.beyond import TABLES, Row, Table
 from lpom.experiments.records import Store
 from lpom.experiments.reproduce import Say, follow, outcome
 from lpom.experiments.trials import run
-from lpom.experiments.tried import network_text, others, params_text, tried, unusual
+from lpom.experiments.tried import network_text, options_text, others, params_text, tried, unusual
 
 #: Names of what `remains` measures, as the table has them.
 SHARES = {
@@ -160,13 +160,14 @@ def _facts(table: Table, found: dict[str, dict[str, list[dict[str, Any]]]]) -> I
             yield f"{row.title}: not run; `lpom reproduce {table.name} --rows {row.name}`."
             continue
         first = next(iter(runs.values()))[0]
+        help = "" if row.helps else params_text(unusual(first))
         settings = "; ".join(
-            f"{table.columns[column]} {params_text(records[0]['params'])}"
+            f"{table.columns[column]} {_settings(row, records[0])}"
             for column, records in runs.items()
         )
-        help = params_text(unusual(first))
+        network = network_text(first | ({"options": row.trial.options} if row.helps else {}))
         yield (
-            f"{row.title}: {network_text(first)}; {first['epochs']} epochs, batch "
+            f"{row.title}: {network}; {first['epochs']} epochs, batch "
             f"{first['batch_size']}, loss {first['loss']}{', ' if help else ''}{help}; {settings}."
         )
     versions = {
@@ -176,3 +177,13 @@ def _facts(table: Table, found: dict[str, dict[str, list[dict[str, Any]]]]) -> I
         for r in records
     }
     yield f"Made with {'; '.join(sorted(versions))}."
+
+
+def _settings(row: Row, record: dict[str, Any]) -> str:
+    """Those of the method, with the help that it has for itself."""
+    texts = [params_text(record["params"])]
+    if row.helps:
+        options, common = record["options"], row.trial.options
+        own = {name: value for name, value in options.items() if name not in common}
+        texts += [*options_text(own), params_text(unusual(record))]
+    return ", ".join(text for text in texts if text)

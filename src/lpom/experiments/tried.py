@@ -108,11 +108,15 @@ def network_text(record: dict[str, Any]) -> str:
     """The hidden layers of a record, or its network with its options."""
     if not record.get("network"):
         return "-".join(map(str, record["hidden"]))
-    options = [
+    return ", ".join([record["network"], *options_text(record["options"])])
+
+
+def options_text(options: dict[str, Any]) -> list[str]:
+    """Options of a network, each as a name and a value."""
+    return [
         f"{name} {'-'.join(map(str, value)) if isinstance(value, list) else value}"
-        for name, value in record["options"].items()
+        for name, value in options.items()
     ]
-    return ", ".join([record["network"], *options])
 
 
 def output_text(record: dict[str, Any]) -> str:
