@@ -35,14 +35,18 @@ SPACE: dict[str, tuple[Any, ...]] = {
     "norm": (False, True),
     "smoothing": (0.0, 0.1),
     "weight_decay": (0.0, 1e-5, 1e-4),
-    "noise": (0.0, 0.0, 0.2),
+    "noise": (0.0, 0.2),
     "averaging": (0.0, 0.999),
 }
 
 
-def candidates(column: str, n: int) -> list[Help]:
-    """The first ``n`` points of a fixed order of the space, with rates of the method's own."""
-    points = list(itertools.product(*SPACE.values()))
+def candidates(column: str, n: int, pictures: bool = True) -> list[Help]:
+    """The first ``n`` points of a fixed order of the space, with rates of the method's own.
+
+    Noise is added to pictures only.
+    """
+    space = SPACE if pictures else SPACE | {"noise": (0.0,)}
+    points = list(itertools.product(*space.values()))
     drawn = [points[k] for k in np.random.default_rng(0).permutation(len(points))[:n]]
     helps = [Help(**dict(zip(SPACE, point, strict=True))) for point in drawn]
     return [replace(help, rate=RATES[column][int(help.rate)]) for help in helps]
@@ -66,7 +70,7 @@ def main() -> None:
     data = datasets.load(row.trial.dataset)
     store = Tried(RESULTS, PAST.name)
     for column in options.columns.split(","):
-        left = candidates(column, options.candidates)
+        left = candidates(column, options.candidates, data.image_shape is not None)
         for count, epochs in halving(len(left), options.epochs):
             found = []
             for help in left[:count]:

@@ -63,6 +63,13 @@ def test_a_run_on_data_prepared_otherwise_is_not_taken_for_this_one(tmp_path, bl
         run(TRIAL, replace(blobs, notes="Made up in another way."), store)
 
 
+def test_a_network_by_name_takes_rows_that_are_no_pictures(tmp_path, blobs):
+    trial = Trial("blobs", (), "adam", network="mlp", options={"hidden": [6]}, epochs=1)
+    plain = Trial("blobs", (6,), "adam", epochs=1)
+    found, expected = (run(t, blobs, Store(tmp_path / "r.jsonl")) for t in (trial, plain))
+    assert found["loss_value"] == pytest.approx(expected["loss_value"])
+
+
 def test_a_finished_trial_is_not_run_again(tmp_path, blobs, monkeypatch):
     store = Store(tmp_path / "results.jsonl")
     first = run(TRIAL, blobs, store)

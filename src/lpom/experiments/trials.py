@@ -97,7 +97,8 @@ def _settings(trial: Trial) -> dict[str, Any]:
 def _train(
     trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
-    (X, y), (X_test, y_test) = parts(data.pictures() if trial.network else data, trial.part)
+    shaped = trial.network and data.image_shape is not None
+    (X, y), (X_test, y_test) = parts(data.pictures() if shaped else data, trial.part)
     outputs = n_outputs(data)
     output = activations.get(trial.output, **trial.output_params)
     model = make_model(trial, tuple(X.shape[1:]), outputs)
