@@ -99,7 +99,7 @@ def test_weight_decay_is_the_gradient_of_half_the_square_on_matrices_alone(digit
 
 @pytest.mark.parametrize("method", ["lpom", "adam"])
 def test_averaging_ends_with_the_running_mean_of_the_weights(digits, method, monkeypatch):
-    """M_1 = W_1, M_t = d M_{t-1} + (1 - d) W_t over the steps, literally; batch norm's too."""
+    """M_t = M_{t-1} + max(1 - d, 10 / (9 + t)) (W_t - M_{t-1}), literally; batch norm's too."""
     (X, y), test = digits
     kind, seen = type(lpom.methods.get(method)), []
     whole = kind.step
@@ -112,11 +112,12 @@ def test_averaging_ends_with_the_running_mean_of_the_weights(digits, method, mon
     monkeypatch.setattr(kind, "step", step)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 20), nn.BatchNorm1d(20), nn.ReLU(), nn.Linear(20, 10))
-    options = {"method": method, "epochs": 2, "batch_size": 100, "seed": 0, "averaging": 0.8}
+    options = {"method": method, "epochs": 2, "batch_size": 100, "seed": 0, "averaging": 0.6}
     result = lpom.fit(model, X, y, validation_data=test, **options)
     mean = seen[0]
-    for weights_ in seen[1:]:
-        mean = [0.8 * m + 0.2 * w for m, w in zip(mean, weights_, strict=True)]
+    for t, after in enumerate(seen[1:], 2):
+        share = max(0.4, 10 / (9 + t))
+        mean = [(1 - share) * m + share * w for m, w in zip(mean, after, strict=True)]
     for (name, found), expected in zip(model.state_dict().items(), mean, strict=True):
         if found.is_floating_point():
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6, msg=name)

@@ -80,8 +80,8 @@ def fit(
         Strength c of a penalty :math:`\frac{c}{2} \|W\|^2` on matrices and kernels beside the mean
         loss, by its gradient. Methods that solve for their weights do not read it: they have a
         ridge, or ``penalties``
-    averaging : decay, e.g. 0.999, of a running mean of the weights over the steps: with it an epoch
-        is measured on the validation data, and it is what the model ends with
+    averaging : decay, e.g. 0.999, of a running mean of the weights, with which validation data is
+        measured and the model ends: over about a thousand steps, or a tenth of those so far
     seed : fixes all that is drawn: the order of the batches, also of a ``DataLoader``, whose
         generators it seeds, and what torch's global generator gives during the run (dropout).
         That generator goes on afterwards as if nothing had been drawn. Without a seed, one is

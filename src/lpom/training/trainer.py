@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
@@ -20,6 +19,7 @@ from lpom.modes import evaluating, keeping_modes
 from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
+from lpom.training.averaging import averaged
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
 from lpom.training.history import Epoch, History
@@ -129,10 +129,8 @@ class Trainer:
         self.callbacks, self.folder = callbacks, folder
         self.watch = None if early_stopping is None else Watch(early_stopping)
         self.history = History(task.metric)
-        self.averaging, self._average = averaging, None
-        if averaging:
-            mean = get_ema_multi_avg_fn(averaging)  # type: ignore[no-untyped-call]
-            self._average = AveragedModel(model, multi_avg_fn=mean, use_buffers=True)
+        self.averaging = averaging
+        self._average = averaged(model, averaging) if averaging else None
         self.status = "running"
         self.seconds = self.training_seconds = 0.0
         self.good = _weights(model)
