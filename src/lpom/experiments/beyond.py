@@ -345,8 +345,9 @@ PAST = Table(
             "SVHN, 0 against 2, HOG, 100-50",
             98.6,
             "the paper: 98.3 % with eight times the data",
-            replace(_mnist(40, hidden=[100, 50]), dataset="svhn-0-2"),
-            Help(1e-3, (0.2, 0.2), smoothing=0.1),
+            replace(_mnist(36, hidden=[100, 50]), dataset="svhn-0-2"),
+            Help(1e-3, (0.1, 0.0), norm=True, smoothing=0.1, weight_decay=1e-4),
+            sgd=Help(1.0, norm=True, smoothing=0.1),
         ),
     ),
 )
