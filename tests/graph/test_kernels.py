@@ -69,6 +69,9 @@ class Receiver:
     def hand(self, source, pull, *, own):
         self.pulls[source] = self.pulls.get(source, 0) + pull
 
+    def hand_product(self, source, R, W):
+        self.hand(source, R @ W, own=True)
+
     def add(self, parameter, gradient):
         self.gradients[parameter] = self.gradients.get(parameter, 0) + gradient
 

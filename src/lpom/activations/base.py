@@ -45,7 +45,8 @@ class Activation(ABC):
         Bounds of every component of :math:`\phi`, possibly infinite. Those of an elementwise
         function are the ends of its closed range.
     subtracts : bool
-        Whether `response` takes the difference of :math:`\phi` at two points, as it does here.
+        Whether `response` takes the difference of :math:`\phi` at two points, as it does here,
+        so that it is glad of :math:`\phi(z)`.
     """
 
     name: str
@@ -55,7 +56,8 @@ class Activation(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.subtracts = cls.response is Activation.response
+        if "subtracts" not in cls.__dict__:
+            cls.subtracts = cls.response is Activation.response
 
     @property
     @abstractmethod
