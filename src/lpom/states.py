@@ -171,14 +171,14 @@ class States:
         self.X[node.index] = self.X[0]  # all who read it have been here
         if not self._owned(node):
             return soft.response(Z, pull, said=said)
-        samples = Z.shape[0]
+        own, samples = self._own[node.index], Z.shape[0]
         rows = max(1, CACHED * samples // max(Z.numel(), 1))
         if rows >= samples:
-            return soft.response(Z, pull, out=Z, said=said)
+            return soft.response(Z, pull, out=Z, said=said, spare=pull if own else None)
         parts = torch.split(Z, rows), torch.split(pull, rows)
         sayings = [None] * len(parts[0]) if said is None else torch.split(said, rows)
         for z, g, x in zip(*parts, sayings, strict=True):
-            soft.response(z, g, out=z, said=x)
+            soft.response(z, g, out=z, said=x, spare=g if own else None)
         return Z
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:

@@ -134,6 +134,12 @@ def test_kernels_are_those_of_autograd(name, layout):
     compare(made(name), inputs)
 
 
+@pytest.mark.parametrize("name", ["max", "max that overlaps"])
+def test_of_equal_numbers_the_maximum_is_torch_s(name):
+    inputs = torch.randint(2, (5, 1, 6, 6)).double().expand(5, 3, 6, 6).contiguous()
+    compare(made(name), inputs)
+
+
 @pytest.mark.parametrize("name", ["batch norm", "no statistics", "cumulative", "dropout"])
 def test_kernels_while_nothing_is_learnt(name):
     model = made(name)

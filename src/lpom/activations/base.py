@@ -99,12 +99,18 @@ class Activation(ABC):
         return math.isinf(self.lipschitz)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         """``phi(z) - phi(z - pull)``: how a state answers; ``out`` may be ``z`` or ``pull``.
 
-        ``said`` is ``phi(z)`` where that is at hand. Where there is a form without the difference
-        of two nearly equal numbers it stands here.
+        ``said`` is ``phi(z)`` where that is at hand, ``spare`` has memory as large that nobody
+        needs: that of ``pull``, say. Where there is a form without the difference of two nearly
+        equal numbers it stands here.
         """
         return torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)
 

@@ -181,7 +181,12 @@ class RMSNorm(_LastDimensions):
         return F.rms_norm(z, self.shape, eps=self.eps)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         x = self.phi(z) if said is None else said
         moved = torch.sub(z, pull, out=out)

@@ -97,7 +97,12 @@ class Softmax(Along):
         return torch.softmax(z, self.dim)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         r"""Of :math:`x = \phi(z)`, since :math:`\phi(z - g)` is :math:`x e^{-g}` over its sum.
 

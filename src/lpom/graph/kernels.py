@@ -217,6 +217,11 @@ def _avg_pool(size: Any, stride: Any, padding: Any, ceil: bool, inside: bool) ->
 
 
 def _adaptive_avg_pool(size: Any) -> Pooling:
+    if _pair(size) == [1, 1]:  # a mean takes less time
+        return Pooling(
+            lambda x: (x.mean((-2, -1), keepdim=True), None),
+            lambda R, like, _: like.copy_(R / (like.shape[-2] * like.shape[-1])),
+        )
     return Pooling(
         lambda x: (F.adaptive_avg_pool2d(x, size), None),
         lambda R, like, _: _aten._adaptive_avg_pool2d_backward(R, like),
