@@ -350,6 +350,42 @@ def test_shape_and_dtype_are_kept(activation, dtype):
         assert made.shape == z.shape and made.dtype == dtype
 
 
+@pytest.mark.parametrize("size", [1e-6, 0.1, 3.0, 200.0])
+@pytest.mark.parametrize("activation", [*CASES, *VECTOR, Softmax(1), RMSNorm((4, 8))], ids=repr)
+def test_responses_are_differences_of_values_wherever_they_are_written(activation, size):
+    torch.manual_seed(0)
+    z = torch.randn(2, 4, 8, dtype=torch.float64)
+    pull = size * torch.randn(2, 4, 8, dtype=torch.float64)
+    expected = activation.phi(z) - activation.phi(z - pull)
+    for said in (None, activation.phi(z)):
+        kept = z.clone(), pull.clone()
+        close = {"rtol": 1e-10, "atol": 1e-14}
+        found = activation.response(*kept, said=said)
+        torch.testing.assert_close(found, expected, **close)
+        assert torch.equal(kept[0], z) and torch.equal(kept[1], pull)
+        found = activation.response(*kept, out=kept[0], said=said)
+        torch.testing.assert_close(found, expected, **close)
+        assert found is kept[0] and torch.equal(kept[1], pull)
+        kept = z.clone(), pull.clone()
+        found = activation.response(*kept, out=kept[0], said=said, spare=kept[1])
+        torch.testing.assert_close(found, expected, **close)
+        kept = z.clone(), pull.clone()
+        found = activation.response(*kept, out=kept[1], said=said)
+        torch.testing.assert_close(found, expected, **close)
+        assert found is kept[1] and torch.equal(kept[0], z)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_softmax_answers_where_its_values_are_no_numbers(dtype):
+    z = torch.tensor([[0, -800, -math.inf], [0, -800, 3], [5, 5, 5]], dtype=dtype)
+    for first in (0.0, 1e-3, 90.0, 800.0, 900.0, -900.0):
+        pull = torch.tensor([[first, 0, 7], [first, -1, first], [first, first, 0]], dtype=dtype)
+        found = Softmax().response(z, pull, said=torch.softmax(z, -1))
+        expected = torch.softmax(z.double(), -1) - torch.softmax(z.double() - pull.double(), -1)
+        close = 1e-6 if dtype == torch.float32 else 1e-14
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=close)
+
+
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_finite_input_never_gives_nan_and_nan_is_not_hidden(activation, dtype):

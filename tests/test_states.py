@@ -159,6 +159,41 @@ def test_pulls_add_up(once):
     assert states.pulls[1] is None
 
 
+class Heads(nn.Module):
+    """Linear layers that read one state, and a product of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.one, self.two, self.three = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        a, b, c = (layer(x).unflatten(2, (2, 2)).transpose(1, 2) for layer in self.heads)
+        mixed = torch.softmax(a @ b.mT, -1) @ c
+        return self.last(x + mixed.transpose(1, 2).flatten(2)).mean(1)
+
+    @property
+    def heads(self):
+        return self.one, self.two, self.three
+
+
+@torch.no_grad()
+def test_pulls_of_products_are_those_of_autograd_at_any_mu():
+    torch.manual_seed(0)
+    model, inputs = Heads().double(), torch.randn(5, 6, 3, dtype=torch.float64)
+    graph, g = trace(model, inputs), torch.randn(5, 2, dtype=torch.float64)
+    mu = [1e7 * (1 + k % 3) for k in range(len(graph.nodes) + 1)]  # so large that slopes count
+    states = States(graph, inputs, mu, once=True)
+    states.pull(graph.nodes[-1], g / mu[-1])
+    for node in reversed(graph.nodes):
+        states.carry_back(node, states.move(node), None, 1.0)
+    with torch.enable_grad():
+        found = torch.autograd.grad(model(inputs), list(model.parameters()), g)
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-5)
+
+
 class Normed(nn.Module):
     """Batch norm before a state, before a sum of states, and before the output."""
 

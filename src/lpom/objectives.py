@@ -270,6 +270,9 @@ class _Sum:
     def hand(self, source: int, pull: Tensor, *, own: bool) -> None:
         self.pull += pull
 
+    def hand_product(self, source: int, R: Tensor, W: Tensor) -> None:
+        self.pull += R @ W
+
     def hand_part(self, source: int, view: Callable[[Tensor], Tensor], pull: Tensor) -> None:
         view(self.pull).add_(pull)
 

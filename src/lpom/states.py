@@ -171,14 +171,14 @@ class States:
         self.X[node.index] = self.X[0]  # all who read it have been here
         if not self._owned(node):
             return soft.response(Z, pull, said=said)
-        samples = Z.shape[0]
+        own, samples = self._own[node.index], Z.shape[0]
         rows = max(1, CACHED * samples // max(Z.numel(), 1))
         if rows >= samples:
-            return soft.response(Z, pull, out=Z, said=said)
+            return soft.response(Z, pull, out=Z, said=said, spare=pull if own else None)
         parts = torch.split(Z, rows), torch.split(pull, rows)
         sayings = [None] * len(parts[0]) if said is None else torch.split(said, rows)
         for z, g, x in zip(*parts, sayings, strict=True):
-            soft.response(z, g, out=z, said=x)
+            soft.response(z, g, out=z, said=x, spare=g if own else None)
         return Z
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:
@@ -277,7 +277,7 @@ class States:
         if linear is not None:  # most edges of most networks: its adjoint stands here
             source, weight, bias = node.sources[0], linear.weight, linear.bias
             if down and source:
-                self._hand(node, source, residual @ weight, own=True)
+                self._hand_product(node, source, residual, weight)
             if weights:
                 X, R = self.state(source), residual
                 if R.ndim > 2:
@@ -462,6 +462,15 @@ class States:
                 pull, own = pull * ratio, True
             self.pull(self.graph.nodes[source - 1], pull, own=own and self.once)
 
+    def _hand_product(self, node: Node, source: int, R: Tensor, W: Tensor) -> None:
+        """Hand ``R @ W``: added up within the product where there is a pull already."""
+        old = self.pulls[source]
+        if old is not None and self._own[source] and old.is_contiguous():
+            rows = old.view(-1, old.shape[-1])
+            rows.addmm_(R.reshape(-1, R.shape[-1]), W, alpha=self.mu[node.index] / self.mu[source])
+        else:
+            self._hand(node, source, R @ W, own=True)
+
     def _add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Gradients of one weight add up over its uses."""
         if id(parameter) in self._graded:
@@ -515,6 +524,9 @@ class _Back:
 
     def hand(self, source: int, pull: Tensor, *, own: bool) -> None:
         self.states._hand(self.node, source, pull, own=own)
+
+    def hand_product(self, source: int, R: Tensor, W: Tensor) -> None:
+        self.states._hand_product(self.node, source, R, W)
 
     def hand_part(self, source: int, view: Callable[[Tensor], Tensor], pull: Tensor) -> None:
         """Pull a part of a source, the rest of which stays as it is."""

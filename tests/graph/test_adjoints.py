@@ -89,6 +89,9 @@ class Receiver:
     def hand(self, source, pull, *, own):
         self.pulls[source] += pull
 
+    def hand_product(self, source, R, W):
+        self.pulls[source] += R @ W
+
     def hand_part(self, source, view, pull):
         view(self.pulls[source]).add_(pull)
 

@@ -69,6 +69,9 @@ class Receiver:
     def hand(self, source, pull, *, own):
         self.pulls[source] = self.pulls.get(source, 0) + pull
 
+    def hand_product(self, source, R, W):
+        self.hand(source, R @ W, own=True)
+
     def add(self, parameter, gradient):
         self.gradients[parameter] = self.gradients.get(parameter, 0) + gradient
 
@@ -128,6 +131,12 @@ def made(name: str) -> Between:
 @pytest.mark.parametrize("name", LAYERS)
 def test_kernels_are_those_of_autograd(name, layout):
     inputs = torch.randn(5, 3, 6, 6, dtype=torch.float64).contiguous(memory_format=layout)
+    compare(made(name), inputs)
+
+
+@pytest.mark.parametrize("name", ["max", "max that overlaps"])
+def test_of_equal_numbers_the_maximum_is_torch_s(name):
+    inputs = torch.randint(2, (5, 1, 6, 6)).double().expand(5, 3, 6, 6).contiguous()
     compare(made(name), inputs)
 
 

@@ -45,7 +45,8 @@ class Activation(ABC):
         Bounds of every component of :math:`\phi`, possibly infinite. Those of an elementwise
         function are the ends of its closed range.
     subtracts : bool
-        Whether `response` takes the difference of :math:`\phi` at two points, as it does here.
+        Whether `response` takes the difference of :math:`\phi` at two points, as it does here,
+        so that it is glad of :math:`\phi(z)`.
     """
 
     name: str
@@ -55,7 +56,8 @@ class Activation(ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        cls.subtracts = cls.response is Activation.response
+        if "subtracts" not in cls.__dict__:
+            cls.subtracts = cls.response is Activation.response
 
     @property
     @abstractmethod
@@ -97,12 +99,18 @@ class Activation(ABC):
         return math.isinf(self.lipschitz)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         """``phi(z) - phi(z - pull)``: how a state answers; ``out`` may be ``z`` or ``pull``.
 
-        ``said`` is ``phi(z)`` where that is at hand. Where there is a form without the difference
-        of two nearly equal numbers it stands here.
+        ``said`` is ``phi(z)`` where that is at hand, ``spare`` has memory as large that nobody
+        needs: that of ``pull``, say. Where there is a form without the difference of two nearly
+        equal numbers it stands here.
         """
         return torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -167,6 +167,7 @@ class RMSNorm(_LastDimensions):
     name = "rms_norm"
     formula = "z / sqrt(mean of z^2 + eps)"
     centred = False
+    subtracts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,6 +179,21 @@ class RMSNorm(_LastDimensions):
 
     def phi(self, z: Tensor) -> Tensor:
         return F.rms_norm(z, self.shape, eps=self.eps)
+
+    def response(
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
+    ) -> Tensor:
+        x = self.phi(z) if said is None else said
+        moved = torch.sub(z, pull, out=out)
+        dims, d = tuple(range(-len(self.shape), 0)), math.prod(self.shape)
+        rate = torch.linalg.vector_norm(moved, dim=dims, keepdim=True).square_()
+        rate.add_(d * self._epsilon(z)).rsqrt_()
+        return torch.addcmul(x, moved, rate, value=-math.sqrt(d), out=moved)
 
     def _epsilon(self, z: Tensor) -> float:
         return torch.finfo(z.dtype).eps if self.eps is None else self.eps

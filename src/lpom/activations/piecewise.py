@@ -29,7 +29,12 @@ class Identity(Activation):
         return z
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         return pull if out is None else out.copy_(pull)
 
@@ -62,11 +67,17 @@ class ReLU(Activation):
         return torch.relu(z)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         # min(pull, z) above zero, pull - z below it where that is negative, else zero
-        below = z.clamp(max=0)
-        return torch.minimum(z, pull, out=out).sub_(below)
+        least = torch.minimum(z, pull, out=spare)
+        below = z.clamp_(max=0) if out is z else z.clamp(max=0)
+        return torch.sub(least, below, out=out)
 
     def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
         z = z * strength  # phi(a z) = a phi(z)

@@ -30,7 +30,12 @@ class Sigmoid(Activation):
         return torch.sigmoid(z)
 
     def response(
-        self, z: Tensor, pull: Tensor, out: Tensor | None = None, said: Tensor | None = None
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
     ) -> Tensor:
         said = self.phi(z) if said is None else said
         moved = torch.sub(z, pull, out=out).sigmoid_()  # the cells of an LSTM live on this

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -91,9 +91,31 @@ class Softmax(Along):
     lipschitz = 0.5
     lower = 0.0
     upper = 1.0
+    subtracts: ClassVar[bool] = True
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.softmax(z, self.dim)
+
+    def response(
+        self,
+        z: Tensor,
+        pull: Tensor,
+        out: Tensor | None = None,
+        said: Tensor | None = None,
+        spare: Tensor | None = None,
+    ) -> Tensor:
+        r"""Of :math:`x = \phi(z)`, since :math:`\phi(z - g)` is :math:`x e^{-g}` over its sum.
+
+        That takes half the time of another softmax: exp2 is torch's fastest exponential here.
+        Where the sum is small, elements of :math:`x` may count that were too small for a number.
+        """
+        if said is None or not said.is_cpu:  # elsewhere to look at the sums would be to wait
+            return super().response(z, pull, out=out, said=said)
+        moved = torch.mul(pull, -1 / math.log(2)).exp2_().mul_(said)
+        total = moved.sum(self.dim, keepdim=True)
+        if not 0.5 <= float(total.min()) <= float(total.max()) < math.inf:
+            return super().response(z, pull, out=out, said=said)
+        return torch.addcdiv(said, moved, total, value=-1, out=out)
 
     def _primitive(self, z: Tensor) -> Tensor:
         return torch.logsumexp(z, -1, keepdim=True)

@@ -46,6 +46,19 @@ def product(R: Tensor, X: Tensor) -> Tensor:
     return (X.T @ R).T if is_narrow(R, X) else R.T @ X
 
 
+def is_turned(x: Tensor) -> bool:
+    """Whether the columns of its matrices, and not their rows, lie one after the other."""
+    return x.ndim > 1 and x.stride(-2) < x.stride(-1)
+
+
+def packed(x: Tensor) -> Tensor:
+    """Matrices one after the other in memory, turned or not: as products take them.
+
+    They would copy any other order, those of the way back again.
+    """
+    return x.mT.contiguous().mT if is_turned(x) else x.contiguous()
+
+
 class Adjoint(ABC):
     """The adjoint of an operation, and which values of its arguments it needs.
 
@@ -85,8 +98,9 @@ class _Factors(Adjoint):
 class _Linear(_Factors):
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
         x, weight, bias = (*o.args, None)[:3]
+        R = R if R.ndim == 2 else R.contiguous()  # once, for all three
         if down.wants(x):
-            down.give(x.index, R @ down.value(weight), own=True)
+            down.give_product(x.index, R, down.value(weight))
         if down.wants(weight):
             down.product(weight, R, down.value(x))
         if down.wants(bias):
@@ -106,7 +120,7 @@ class _Matmul(_Factors):
         a, b = o.args
         rows, columns = down.shape(a), down.shape(b)
         R = R.unsqueeze(-1) if len(columns) == 1 else R  # vectors are matrices of one row, column
-        R = R.unsqueeze(-2) if len(rows) == 1 else R
+        R = packed(R.unsqueeze(-2) if len(rows) == 1 else R)
         if down.wants(a):
             B = down.value(b)
             found = R @ (B[:, None] if B.ndim == 1 else B).mT
@@ -119,7 +133,8 @@ class _Matmul(_Factors):
                 found = A.reshape(-1, A.shape[-1]).T @ R.reshape(-1, R.shape[-1])
                 down.give(b.index, found.reshape(columns), own=True)
             else:
-                down.give(b.index, (A.mT @ R).sum_to_size(columns), own=True)
+                found = (R.mT @ A).mT if is_turned(down.value(b)) else A.mT @ R
+                down.give(b.index, found.sum_to_size(columns), own=True)
 
 
 class _Add(Adjoint):
@@ -295,6 +310,8 @@ ADJOINTS: dict[str, Adjoint] = {
     "permute": View(_permuted),
     **dict.fromkeys(PIECES, Piece()),
 }
+#: Views in which the numbers have another order than in memory.
+TURNS = frozenset("transpose swapaxes t permute".split())
 #: Views that may be copies, which are kept and not made again.
 COPIES = frozenset("flatten reshape contiguous".split())
 #: Of their arguments these take sizes alone, or nothing that is pulled.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, fx, nn
 
-from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, Adjoint, Piece, Slot, View
+from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, TURNS, Adjoint, Piece, Slot, View, packed
 from lpom.graph.kernels import BatchNorm, Kernel, kernel
 from lpom.graph.operations import PIECES, SPLITS, call_name, module_name
 
@@ -26,6 +26,9 @@ class Receiver(Protocol):
 
     def hand(self, source: int, pull: Tensor, *, own: bool) -> None:
         """A pull on a source, by its index; ``own``: nobody else looks at its memory."""
+
+    def hand_product(self, source: int, R: Tensor, W: Tensor) -> None:
+        """A pull ``R @ W`` on a source."""
 
     def hand_part(self, source: int, view: Shown, pull: Tensor) -> None:
         """A pull on the part of a source that a view shows."""
@@ -103,9 +106,12 @@ class Program:
         self.kept = sorted((valued & made) - {o.out for o in self.again})
         self.shaped = sorted(shaped)
         made_by = {o.out: o for o in operations}
-        base = result
+        base, turned = result, False
         while base in made_by and isinstance(made_by[base].adjoint, View | Piece):
+            turned = turned or made_by[base].name in TURNS
             base = made_by[base].args[0].index
+        #: whether the value is given in its own order, as those who multiply it need it
+        self.reorders = turned and base in made_by
         #: whether nobody else looks at the memory of the value
         self.owns = base in made_by and _is_fresh(made_by[base]) and base not in self.kept
         end = operations[-1] if operations else None
@@ -182,7 +188,8 @@ class Program:
         for k in self.shaped:
             if k not in shapes:
                 shapes[k] = values[k].shape
-        return values[self.result], ([values[k] for k in self.kept], shapes, memory)
+        value = packed(values[self.result]) if self.reorders else values[self.result]
+        return value, ([values[k] for k in self.kept], shapes, memory)
 
     def restore(self, known: Any) -> Tensor:
         """The value that `forward` gave, from what is known of it; for programs that `restore`."""
@@ -280,6 +287,13 @@ class Carrying:
         else:
             self.gradients[slot] = old + R
             self.owned.add(slot)
+
+    def give_product(self, slot: int, R: Tensor, W: Tensor) -> None:
+        """Give ``R @ W`` to a slot that is wanted."""
+        if slot < self.program.first:
+            self.receiver.hand_product(self.program.sources[slot], R, W)
+        else:
+            self.give(slot, R @ W, own=True)
 
     def summed(self, arg: Any, R: Tensor, *, own: bool = False) -> None:
         """Give to what was broadcast to the shape of R."""
