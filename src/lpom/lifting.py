@@ -352,10 +352,10 @@ class _Scanned(torch.autograd.Function):
         below, starts = scan.backward(memory, g, ends, down=down, share=1 / strength)
         found: list[Tensor | None] = [None] * len(weights)
         wanted = ctx.needs_input_grad[4 + ctx.n_start :]
-        for k, part in scan.gradients(memory, wanted):
-            found[k] = part if found[k] is None else found[k] + part
-        answers = (below, *(starts or [None] * len(start)), *found)
-        return None, None, None, *(None if a is None else a * strength for a in answers)
+        for k, part in scan.gradients(memory, wanted, share=strength):
+            found[k] = part.clone(memory_format=torch.contiguous_format)  # nobody else's memory
+        answers = (below, *(starts or [None] * len(start)))
+        return None, None, None, *(None if a is None else a * strength for a in answers), *found
 
 
 def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:

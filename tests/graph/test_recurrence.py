@@ -337,3 +337,29 @@ def test_lifted_layers_in_one_call_are_those_written_out(monkeypatch, kind, bidi
             written = found(part)
         assert at_once[0] == written[0]
         torch.testing.assert_close(at_once[1:], written[1:], rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_gradients_of_lifted_layers_have_memory_of_their_own(kind):
+    layers = kind(4, 6)
+    outputs, _ = lpom.lift(layers)(torch.randn(5, 3, 4))
+    outputs.sum().backward()
+    places = {p.grad.untyped_storage().data_ptr() for p in layers.parameters()}
+    assert len(places) == len(list(layers.parameters()))
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_start_of_zeros_left_out_is_one_that_is_given(kind, bias, steps):
+    torch.manual_seed(0)
+    layers = kind(4, 6, bias=bias).double()
+    x = torch.randn(steps, 3, 4, dtype=torch.float64)
+    begin = torch.zeros(2, 1, 3, 6, dtype=torch.float64, requires_grad=True)
+    given = (begin[0], begin[1]) if kind is nn.LSTM else begin[0]
+
+    def gradients(*start):
+        outputs, _ = lpom.lift(layers, mu=2.0, reduction="sum")(x, *start)
+        return torch.autograd.grad((outputs * outputs.detach().cos()).sum(), layers.parameters())
+
+    torch.testing.assert_close(gradients(), gradients(given), rtol=1e-12, atol=1e-13)

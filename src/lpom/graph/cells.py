@@ -8,7 +8,7 @@ thousand small calls: here a step makes a dozen, on memory that is there already
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, final
@@ -29,12 +29,12 @@ class Matrices:
     """The weights of a layer in one direction, beside the columns ``(x, 1, h)`` that they meet.
 
     ``below`` meets all of them; where the recurrent product is apart, those without h, and
-    ``recurrent`` those without x. ``inputs`` are the columns of x: zeros may stand before them.
+    ``recurrent`` those without x. There may be several ones, of which the last has the bias.
     """
 
     below: Tensor
     recurrent: Tensor
-    inputs: slice
+    n_inputs: int
     width: int
 
     @cached_property
@@ -53,6 +53,22 @@ class Matrices:
     def recalled(self, B: Tensor) -> Tensor:
         """The columns that ``recurrent`` meets."""
         return B[..., -self.recurrent.shape[1] :]
+
+
+def _products(B: Tensor, W: Tensor, width: int, h: Tensor | None) -> Iterator[tuple[Tensor, ...]]:
+    """The factors ``b, W.T`` of each step; in the first a start ``h`` of zeros is left out."""
+    weights = W.t()
+    first, *others = B[:-1].unbind(0)
+    yield (first[:, :-width], weights[:-width]) if h is None else (first, weights)
+    for b in others:
+        yield b, weights
+
+
+def _multiply(factors: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    """Their product, to memory that nobody has looked at for long: going over it once before takes
+    less time than the product loses by waiting for it.
+    """
+    return torch.mm(*factors, out=out.zero_())
 
 
 class Cell(ABC):
@@ -112,10 +128,10 @@ class _Plain(Cell):
         """The activation, written to memory that is there."""
 
     def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
-        H, below = W.hidden(B), W.below.t()
+        H = W.hidden(B)
         Z = torch.empty_like(H)
-        for b, z, h in zip(B, Z, H, strict=False):
-            self.apply(torch.mm(b, below, out=z), h)
+        for factors, z, h in zip(_products(B, W.below, W.width, start[0]), Z, H, strict=True):
+            self.apply(_multiply(factors, out=z), h)
         return (H[-1],), (Z, H)
 
     def backward(
@@ -172,15 +188,16 @@ class _LSTMCell(Cell):
     calls = {"sigmoid": 1, "tanh": 2}
 
     def forward(self, B: Tensor, W: Matrices, start: Carried) -> tuple[Carried, Any]:
-        H, below = W.hidden(B), W.below.t()
+        H = W.hidden(B)
         c = begin = None if start[1] is None else 2 * start[1]
         Z, C = B.new_empty(*H.shape[:2], len(W.below)), B.new_empty(H.shape)
         # what is cheap to have again is not kept: memory takes longer
         x, d = torch.empty_like(Z[0]), torch.empty_like(C[0])
         i, f, s, o = x.chunk(4, -1)
         one, two = B.new_full((), -1.0), B.new_full((), -2.0)  # numbers would be made tensors
-        for b, z, c_new, h in zip(B, Z, C, H, strict=False):
-            torch.sigmoid(torch.mm(b, below, out=z), out=x)
+        products = _products(B, W.below, W.width, start[0])
+        for factors, z, c_new, h in zip(products, Z, C, H, strict=True):
+            torch.sigmoid(_multiply(factors, out=z), out=x)
             torch.mul(i, torch.add(two, s, alpha=4, out=d), out=c_new)
             if c is not None:
                 c_new.addcmul_(f, c)
@@ -195,34 +212,33 @@ class _LSTMCell(Cell):
         P_end, P_c = ends
         P_c = torch.zeros_like(C[0]) if P_c is None else P_c.div_(2)  # on twice the cell
         pull, moved, e, d = (torch.empty_like(P_c) for _ in range(4))
-        G, x = (torch.empty_like(Z[0]) for _ in range(2))  # pulls on the gates, and the gates
-        (G_i, G_f, G_s, G_o), (i, f, s, o) = G.chunk(4, -1), x.chunk(4, -1)
-        one, two, four = (Z.new_full((), number) for number in (-1.0, -2.0, 4.0))
+        x = torch.empty_like(Z[0])
+        i, f, s, o = x.chunk(4, -1)
+        f.fill_(1)  # beyond the last step
+        one, two = Z.new_full((), 1.0), Z.new_full((), 2.0)
         cells = C.unbind(0)
         R: Tensor | None = None
-        for z, p, c, before in zip(
-            *(reversed(part) for part in (Z.unbind(0), P.unbind(0), cells, (begin, *cells[:-1]))),
-            strict=True,
+        whole = (part.unbind(0) for part in (Z, *Z.chunk(4, -1), P))
+        for z, z_i, z_f, z_s, z_o, p, c, before in zip(
+            *(reversed(part) for part in (*whole, cells, (begin, *cells[:-1]))), strict=True
         ):
             _pulled(p, share, R, W.across, pull)
             if P_end is not None:
                 pull.add_(P_end)
                 P_end = None
-            torch.sigmoid(z, out=x)
             torch.sigmoid(c, out=e)
-            torch.mul(pull, torch.add(one, e, alpha=2, out=d), out=G_o)
-            torch.addcmul(c, pull, o, value=-2, out=moved).sigmoid_()
-            P_c.add_(e).sub_(moved)
-            torch.mul(P_c, torch.add(two, s, alpha=4, out=d), out=G_i)
-            torch.mul(P_c, i, out=G_s).mul_(four)
-            if before is None:
-                G_f.zero_()
-            else:
-                torch.mul(P_c, before, out=G_f)
-            P_c.mul_(f)
-            R = _SIGMOID.response(z, G, out=z, said=x)
+            torch.addcmul(e, P_c, f, out=P_c)  # f is still that of one step on
+            torch.sigmoid(z, out=x)
+            P_c.sub_(torch.addcmul(c, pull, o, value=-2, out=moved).sigmoid_())
+            # each gate less the pull on it
+            z_o.addcmul_(pull, torch.add(one, e, alpha=-2, out=d))
+            z_i.addcmul_(P_c, torch.add(two, s, alpha=-4, out=d))
+            z_s.addcmul_(P_c, i, value=-4)
+            if before is not None:
+                z_f.addcmul_(P_c, before, value=-1)
+            R = torch.sub(x, z.sigmoid_(), out=z)
         assert R is not None
-        return Z, Z, [R @ W.across, P_c.mul_(2)] if start else []
+        return Z, Z, [R @ W.across, P_c.mul_(f).mul_(2)] if start else []
 
 
 @final
@@ -237,10 +253,11 @@ class _GRUCell(Cell):
         Z = W.heard(B[:-1]) @ W.below.t()
         across = torch.empty_like(Z)  # W h + b
         X = torch.empty_like(Z)  # r, u, n
-        for b, before, z, y, x, into in zip(
-            W.recalled(B), B[..., -width:], Z, across, X, H, strict=False
+        products = _products(W.recalled(B), W.recurrent, width, start[0])
+        for factors, before, z, y, x, into in zip(
+            products, B[:-1, :, -width:], Z, across, X, H, strict=True
         ):
-            torch.mm(b, W.recurrent.t(), out=y)
+            _multiply(factors, out=y)
             (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
                 torch.split(a, [2 * width, width], -1) for a in (z, y, x)
             )

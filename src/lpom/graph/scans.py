@@ -106,21 +106,19 @@ class Scan:
             parts = [w_ih, (b_ih + b_hh)[:, None]], [w_hh]
         n, width = w_ih.shape[1], w_hh.shape[1]
         lacking = -(n + self.bias + width) % LANES
-        parts[0].insert(0, w_ih.new_zeros(len(w_ih), lacking))
+        parts[0].insert(1, w_ih.new_zeros(len(w_ih), lacking))
         sides = parts if self.cell.apart else (parts[0] + parts[1],)
         joined = [self.cell.scale_(torch.cat(side, 1)) for side in sides]
-        return Matrices(joined[0], joined[-1], slice(lacking, lacking + n), width)
+        return Matrices(joined[0], joined[-1], n, width)
 
     def _columns(
         self, x: Tensor, W: Matrices, h: Tensor | None, ended: Tensor | None, back: bool
     ) -> Tensor:
         """``(x, 1, h)`` of every step, h to be filled in; zero where a sequence has ended."""
-        end = W.inputs.stop + self.bias
+        end = W.below.shape[1] - (0 if self.cell.apart else W.width)
         B = x.new_empty(len(x) + 1, x.shape[1], end + W.width)
-        B[:-1, :, : W.inputs.start] = 0
-        B[:-1, :, W.inputs] = _turned(x, back)
-        if self.bias:
-            B[:-1, :, end - 1] = 1
+        B[:-1, :, : W.n_inputs] = _turned(x, back)
+        B[:-1, :, W.n_inputs : end] = 1
         if ended is not None:  # without an input and a bias a state of zero stays zero
             B[:-1, :, :end].masked_fill_(_turned(ended, back), 0)
         B[0, :, end:] = 0 if h is None else h
@@ -154,16 +152,20 @@ class Scan:
                 )
                 one.known = None
                 if layer or down:
-                    found = _turned(one.R @ one.W.below[:, one.W.inputs], d)
+                    found = _turned(one.R @ one.W.below[:, : one.W.n_inputs], d)
                     below = found if below is None else below.add_(found)
             share = 1.0
         below = None if below is None else _where_there(below, memory.ended)
         return below, tuple(torch.stack(parts) for parts in zip(*starts, strict=True))
 
     def gradients(
-        self, memory: Memory, wanted: Sequence[bool], weight: Tensor | None = None
+        self,
+        memory: Memory,
+        wanted: Sequence[bool],
+        weight: Tensor | None = None,
+        share: float = 1.0,
     ) -> Iterator[tuple[int, Tensor]]:
-        """The gradient of each weight that is wanted, by its place.
+        """``share`` times the gradient of each weight that is wanted, by its place.
 
         ``weight`` is that of the samples.
         """
@@ -174,21 +176,33 @@ class Scan:
                 continue
             R, across, W = one.R, one.R_across, one.W
             assert R is not None and across is not None
-            below = self._product(R, W.heard(one.B), weight)
-            recurrent = below
+            if weight is not None:
+                R, across = (part * weight.view(-1, 1) for part in (R, across))
+            start = 0 if one.started else W.width
             if self.cell.apart:
-                recurrent = self._product(across, W.recalled(one.B), weight)
-            found = [below[:, W.inputs], recurrent[:, -W.width :]]
+                below = self._product(R, W.heard(one.B), share)
+                recurrent = self._product(across, W.recalled(one.B), share, zeros=start)
+            else:
+                below = recurrent = self._product(R, one.B, share, zeros=start)
+            found = [below[:, : W.n_inputs], recurrent[:, -W.width :]]
             if self.bias:
-                found += [below[:, W.inputs.stop], recurrent[:, -W.width - 1]]
+                ones = below.shape[1] - 1 - (0 if self.cell.apart else W.width)
+                found += [below[:, ones], recurrent[:, -W.width - 1]]
             for place, (gradient, ask) in enumerate(zip(found, asked, strict=True)):
                 if ask:
                     yield size * k + place, gradient
 
-    def _product(self, R: Tensor, B: Tensor, weight: Tensor | None) -> Tensor:
-        """``R.T B`` over all steps, turned round: that takes less time where R is the wider."""
-        R = R if weight is None else R * weight.view(-1, 1)
-        found = B[:-1].reshape(-1, B.shape[-1]).T @ R.reshape(-1, R.shape[-1])
+    def _product(self, R: Tensor, B: Tensor, share: float, zeros: int = 0) -> Tensor:
+        """``share * R.T B`` over all steps, turned round: that takes less time where R is the
+        wider. At the first step so many of the last columns of B are zeros.
+        """
+        n_columns, first = B.shape[-1], 1 if zeros else 0
+        columns = B[first:-1].reshape(-1, n_columns).T
+        residuals = R[first:].reshape(-1, R.shape[-1])
+        found = torch.addmm(R.new_zeros(()), columns, residuals, beta=0, alpha=share)
+        if first:
+            columns = B[0, :, : n_columns - zeros].T
+            found[: n_columns - zeros].addmm_(columns, R[0], alpha=share)
         return self.cell.scale_(found.T)
 
 

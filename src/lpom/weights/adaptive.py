@@ -134,7 +134,7 @@ def as_gradient(parameter: nn.Parameter, gradient: Tensor, share: float | Tensor
     Convolutions give gradients in a layout of their own, and fused optimisers go through the
     memory of a weight and of its gradient side by side.
     """
-    return torch.mul(gradient, share, out=torch.empty_like(parameter.detach()))
+    return torch.empty_like(parameter.detach()).copy_(gradient).mul_(share)
 
 
 def check_schedule(schedule: Schedule) -> None:
