@@ -46,6 +46,7 @@ PIPELINED = ["chain-adam", "chain-sgd", "chain-exact", "residual-adam", "wide-ad
 PIPELINED += ["pictures-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 CASES += [("steps-adam", 1, 2, "none")]
+CASES += [("wide-adam-parts", 2, 1, delay) for delay in ("none", "pipelined")]
 #: All states at once over layers and rows; over rows any order.
 AT_ONCE = [
     ("chain-atonce", 2, 1, "none"),
@@ -199,6 +200,12 @@ def test_pipelined_weights_below_the_cut_are_one_step_old(ranks):
     found = ranks[0][json.dumps(["chain-sgd", 2, 1, "pipelined"])]
     losses = [epoch["validation_loss"] for epoch in found["epochs"]]
     assert close(list(found["weights"].values()), ends[losses.index(min(losses))])
+
+
+@pytest.mark.parametrize("delay", ["none", "pipelined"])
+def test_large_matrices_that_wait_for_the_pulls_are_moved_as_others_are(ranks, delay):
+    found = ranks[0][json.dumps(["wide-adam-parts", 2, 1, delay])]
+    assert close(found, ranks[0][json.dumps(["wide-adam", 2, 1, delay])])
 
 
 def test_a_rank_that_is_killed_ends_the_other_which_names_it(tmp_path):

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lpom
 from lpom import LPOM, Adaptive, Exact, Sweeps
 from lpom.parallel import Pipeline
+from lpom.weights import adam
 
 TIMES = ("seconds", "samples_per_second")
 
@@ -106,8 +107,12 @@ METHODS = {
 
 
 def run(name, parallel=None, **options):
-    """The case ``network-method[-weighted]`` on 25 rows in batches of 12; the last has one."""
+    """The case ``network-method[-weighted][-parts]`` on 25 rows in batches of 12; the last has one.
+
+    In parts: gradients of matrices are never there as a whole.
+    """
     network, method, *more = name.split("-")
+    adam.LARGE = 5 if "parts" in more else 1 << 19
     make, shape = MODELS[network]
     torch.manual_seed(options.pop("model_seed", 1))
     model = make().double()

@@ -47,10 +47,24 @@ class LPOMState(PenalisedState):
     blocks: list[Block] = from_settings(list)
     large: set[nn.Parameter] = from_settings(set)  # matrices that are moved within the sweep
     stack: Stack | None = from_settings(lambda: None)  # the short way of one sweep
+    #: what those are to be moved by, where they wait for the end of the sweep
+    late: list[tuple[nn.Parameter, Tensor, Tensor, float | Tensor]] | None = from_settings(
+        lambda: None
+    )
 
     def descend(self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor) -> None:
+        if self.late is not None:
+            self.late.append((weight, R, X, share))
+            return
         assert isinstance(self.optimizer, Adam)
         self.optimizer.descend(weight, R, X, share, self.weight_decay)
+
+    def descend_late(self) -> None:
+        """Move the matrices that have waited, the last one first: it was read a moment ago."""
+        waiting, self.late = self.late, None
+        for use in reversed(waiting or ()):
+            self.descend(*use)
+        self.late = None if waiting is None else []
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         super().load_state_dict(saved)
@@ -228,6 +242,7 @@ class LPOM(Method[LPOMState]):
         if state.optimizer is not None:
             if batch.share is not None:
                 batch.share.finish()
+            state.descend_late()
             states.drop_old_gradients()
             self._move(state)
         if not states.once:

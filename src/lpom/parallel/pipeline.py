@@ -94,6 +94,8 @@ class Pipeline(Team):
             large=large_matrices(self.stage.graph) - set(self.lent.parameters)
             if state.large
             else set(),
+            # they wait for the pulls, for which another rank waits
+            late=[] if self.stage.received else None,
         )
         optimizer = state.optimizer
         groups = [] if optimizer is None else optimizer.param_groups
