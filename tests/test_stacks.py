@@ -52,7 +52,7 @@ def test_gradients_are_those_of_the_paper_written_down(activation, bias):
             torch.testing.assert_close(linear.bias.grad, mu / ROWS * R.sum(0))
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "factored"])
 @pytest.mark.parametrize("loss", [CrossEntropy(), Squared()])
 def test_a_step_is_that_of_the_states(loss, optimizer):
     weights = []
