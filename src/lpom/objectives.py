@@ -100,15 +100,15 @@ def evaluate(
     weight: Tensor | None = None,
     switches: Switches | None = None,
     penalty: float = 0.0,
+    values: Callable[[Node], Tensor] | None = None,
 ) -> Objective:
     """F at the states ``X`` by index, the data first; ``weight`` per sample multiplies it.
 
-    ``penalty`` is what the weights have to bear per sample.
+    ``penalty`` is what the weights have to bear per sample; ``values`` gives what the edges say at
+    these states, where some of that is known already.
     """
-    gaps = [
-        total(node.activation.gap(X[node.index], value(node, X, switches)), weight)
-        for node in graph
-    ]
+    said = values or (lambda node: value(node, X, switches))
+    gaps = [total(node.activation.gap(X[node.index], said(node)), weight) for node in graph]
     size = len(X[0]) if weight is None else float(weight.sum())
     value_of_loss = total(loss.value(X[graph.output], target), weight)
     return Objective(value_of_loss, tuple(gaps), tuple(mu[1:]), size * penalty)
@@ -309,7 +309,7 @@ def spectral_rates(
     For a state that factor is :math:`\gamma_v \sum_c (\mu_c / \mu_v) \gamma_c \|A_c\|^2` over the
     nodes that read it, with :math:`\tau = \gamma \eta / \mu` of the loss added at the output
     (Theorems 2 and 3; the spectral norm makes it sharper than `rho`). Below one it converges.
-    ``X`` are states at which edges that multiply states are measured.
+    ``X`` are states at which edges that multiply states are measured; a plain layer needs none.
     """
     norms = _norms(graph, X, iterations, switches)
     largest = [
@@ -339,17 +339,19 @@ def _norms(
         (node.index, s): _norm(node.edge, s, X, iterations, switches)
         for node in graph
         for s in node.sources
-        if X[s].is_floating_point()  # what is looked up by whole numbers has no norm
-        and (s or data)
+        if (s or data)
+        # what is looked up by whole numbers has no norm
+        and (node.edge.linear is not None or X[s].is_floating_point())
     }
 
 
 def _norm(
     edge: Edge, source: int, X: Sequence[Tensor], iterations: int, switches: Switches | None
 ) -> float:
-    linear = edge.linear
-    if linear is not None and min(linear.weight.shape) <= _NARROW:
-        W = linear.weight.detach()
+    if edge.linear is not None:
+        W = edge.linear.weight.detach()
+        if min(W.shape) > _NARROW:
+            return float(_matrix_norm(W, start_vector(W[:1]), iterations)[0])
         gram = W @ W.T if W.shape[0] < W.shape[1] else W.T @ W
         return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])))
     return float(edge_norm(edge, source, X, None, iterations, switches)[0])

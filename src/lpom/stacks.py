@@ -7,7 +7,7 @@ the questions that are asked there at every node and whose answers here are know
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import final
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from lpom.activations import Activation, Identity
 from lpom.graph import Graph
 from lpom.losses import Loss
-from lpom.states import CACHED, ones
+from lpom.states import CACHED, Learner, ones
+
+#: Columns of a product below which it takes less time to have them turned round.
+FEW = 16
 
 
 @final
@@ -28,7 +31,9 @@ class Stack:
     layers : weight, bias and activation of each, from the data up
     """
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor | None, Activation]]) -> None:
+    def __init__(
+        self, layers: Sequence[tuple[nn.Parameter, nn.Parameter | None, Activation]]
+    ) -> None:
         self.layers = list(layers)
         self._widest = max(len(W) for W, _, _ in layers)
 
@@ -41,7 +46,7 @@ class Stack:
         if None in linears or any(inner) or not straight or graph.output != len(graph):
             return None
         layers = [
-            (linear.weight, linear.bias, node.activation)
+            (cast(nn.Parameter, linear.weight), linear.bias, node.activation)
             for linear, node in zip(linears, graph, strict=True)
             if linear is not None
         ]
@@ -53,19 +58,28 @@ class Stack:
     def takes(self, inputs: Tensor) -> bool:
         return inputs.ndim == 2 and inputs.shape[0] * self._widest <= CACHED
 
-    def sweep(self, inputs: Tensor, target: Tensor, loss: Loss, mu: Sequence[float]) -> Tensor:
+    def sweep(
+        self,
+        inputs: Tensor,
+        target: Tensor,
+        loss: Loss,
+        mu: Sequence[float],
+        decay: float = 0.0,
+        learner: Learner | None = None,
+    ) -> Tensor:
         r"""Feed forward, and then from above each state and the gradients of the weights below it.
 
         .. math:: R_i = \phi_i(Z_i) - \phi_i(Z_i - G_i), \qquad
             G_{i-1} = \frac{\mu_i}{\mu_{i-1}} R_i W_i, \qquad
-            \nabla W_i = \frac{\mu_i}{m} R_i^T X_i
+            \nabla W_i = \frac{\mu_i}{m} R_i^T X_i + c W_i
 
         with :math:`G_L = \nabla \mathrm{loss} / \mu_L` (eqs. 25, 28; `mu` is by the index of the
-        state above a layer, so the first is not read). Returns the outputs.
+        state above a layer, so the first is not read) and c the weight decay. A ``learner`` moves
+        the matrices in place of gradients, with a decay of its own. Returns the outputs.
         """
         X, Z = [inputs], []
         for W, b, activation in self.layers:
-            Z.append(F.linear(X[-1], W, b))
+            Z.append(_values(X[-1], W, b))
             X.append(activation.phi(Z[-1]))
         outputs = X.pop()
         m = inputs.shape[0]
@@ -77,17 +91,30 @@ class Stack:
             if not isinstance(activation, Identity):
                 R = activation.response(Z[i], pull, out=Z[i], said=said)
             said, share = X[i], mu[i + 1] / m
-            G = _gradient(W)
-            torch.addmm(G, R.T, said, beta=0, alpha=share, out=G)
-            if b is not None:
-                g = _gradient(b)
-                # a product takes less time than a sum and its multiple
-                torch.addmv(g, R.T, one, beta=0, alpha=share, out=g)
             if i:
                 pull = R @ W
                 if mu[i + 1] != mu[i]:
                     pull *= mu[i + 1] / mu[i]
+            if learner is None:
+                torch.addmm(W, R.T, said, beta=decay, alpha=share, out=_gradient(W))
+            else:
+                learner.descend(W, R, said, share)
+            if b is not None:
+                g = _gradient(b)
+                # a product takes less time than a sum and its multiple
+                torch.addmv(g, R.T, one, beta=0, alpha=share, out=g)
         return outputs
+
+
+def _values(X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    """``X @ W.T + b``; of few columns one after the other in memory.
+
+    A product is vectorised along what comes last there, and so is the softmax above it.
+    """
+    if W.shape[0] >= FEW:
+        return F.linear(X, W, b)
+    columns = torch.mm(W, X.T) if b is None else torch.addmm(b[:, None], W, X.T)
+    return columns.T
 
 
 def _gradient(weight: Tensor) -> Tensor:

@@ -209,18 +209,3 @@ def test_the_page_of_costs_is_what_its_files_make_of_it(monkeypatch, tmp_path):
     monkeypatch.setattr(performance, "PAGE", copy)
     performance.main()
     assert copy.read_text() == page
-
-
-def test_the_metric_of_few_eigenvectors_is_the_damped_inverse():
-    """With as many eigenvectors as there are, up to a factor; beside a dense float64 inverse."""
-    (factored,) = script("factored")
-    generator = torch.Generator().manual_seed(0)
-    Y = torch.randn(50, 6, generator=generator) * torch.tensor([9.0, 6.0, 4.0, 2.5, 1.5, 1.0])
-    factor = factored.Factor(6, 6, damping=0.3, keep=0.0)
-    for _ in range(60):  # orthogonal iteration
-        factor.see(Y)
-    S = (Y.T @ Y).double() / len(Y)
-    d = 0.3 * float(S.trace()) / 6
-    expected = d * torch.linalg.inv(S + d * torch.eye(6, dtype=torch.float64))
-    found = factor.apply(torch.eye(6)).double()
-    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)

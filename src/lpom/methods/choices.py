@@ -62,8 +62,8 @@ class Adaptive(Settings):
 
     Parameters
     ----------
-    optimizer : a name ("adam", "muon", "sgd", ...), a class of ``torch.optim``, or a function of
-        the parameters that returns an optimiser with a learning rate of its own
+    optimizer : a name ("adam", "factored", "muon", "sgd", ...), a class of ``torch.optim``, or a
+        function of the parameters that returns an optimiser with a learning rate of its own
     learning_rate : float
     schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
         returns one of torch's schedulers, which then takes a step after every epoch

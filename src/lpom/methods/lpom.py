@@ -21,7 +21,7 @@ from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import chosen, geometric
 from lpom.stacks import Stack
 from lpom.states import States
-from lpom.weights.adam import Adam, large_matrices
+from lpom.weights.adam import LARGE, Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
 from lpom.weights.penalised import Penalised
@@ -124,8 +124,16 @@ class LPOM(Method[LPOMState]):
         """Feed forward; then sweeps over the states, with the weights between or after them."""
         stack = state.stack
         if stack is not None and _plain(batch) and stack.takes(batch.inputs):
-            outputs = stack.sweep(batch.inputs, batch.target, problem.loss, state.mu)
-            self._move(state)
+            outputs = stack.sweep(
+                batch.inputs,
+                batch.target,
+                problem.loss,
+                state.mu,
+                state.weight_decay,
+                state if state.large else None,
+            )
+            assert state.optimizer is not None  # init made it
+            state.optimizer.step()
             state.steps += 1
             return outputs
         states = self.feed_forward(problem, batch, state)
@@ -343,8 +351,9 @@ class LPOM(Method[LPOMState]):
             by = self.weights
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
             if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
-                state.large = large_matrices(graph)
-            if self._once and self.penalties is None and self.mu != "auto" and not state.large:
+                state.large = large_matrices(graph, state.optimizer.above)
+            small = all(W.numel() <= LARGE for W in state.large)
+            if self._once and self.penalties is None and self.mu != "auto" and small:
                 state.stack = Stack.of(graph)
         else:
             state.blocks = blocks(graph)
@@ -450,13 +459,15 @@ class LPOM(Method[LPOMState]):
             batch.target,
             state.mu,
             batch.weight,
-            states.switches,
-            state.penalised.value(),
+            penalty=state.penalised.value(),
+            values=states.Z,
         )
 
     def rates(self, problem: Problem, batch: Batch, state: LPOMState) -> list[float]:
         graph = self.as_measured(problem, batch, state)
-        _, X = graph.feed_forward(batch.inputs[:RATED])
+        X: list[Tensor] = []
+        if any(node.edge.linear is None for node in graph):
+            _, X = graph.feed_forward(batch.inputs[:RATED])
         return contraction(graph, problem.loss, state.mu, X)
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, plan, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
 from lpom.states import States
-from lpom.weights.adam import large_matrices
+from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 
@@ -92,7 +92,7 @@ class Pipeline(Team):
             blocks=blocks(self.stage.graph) if exact else [],
             # gradients of lent weights are added up, for which they are needed as a whole
             large=large_matrices(self.stage.graph) - set(self.lent.parameters)
-            if state.large
+            if state.large and type(state.optimizer) is Adam
             else set(),
             # they wait for the pulls, for which another rank waits
             late=[] if self.stage.received else None,

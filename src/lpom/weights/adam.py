@@ -24,8 +24,11 @@ class Adam(torch.optim.Adam):
         (1 - \beta_2) G^2, \quad W \leftarrow W - \eta\, \hat M / (\sqrt{\hat V} + \epsilon)
 
     For weights of one dtype on one device. Its memory is that of torch's class; hooks around
-    steps are not called, and torch's profiler sees the kernel alone.
+    steps are not called, and torch's profiler sees the kernel alone. Matrices with more than
+    ``above`` numbers can be moved by `descend`, as soon as their residuals are there.
     """
+
+    above = LARGE
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
         super().__init__(params, lr=lr, fused=True)
@@ -110,10 +113,10 @@ def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer
     return torch.optim.Adam(weights, lr=lr, fused=True)
 
 
-def large_matrices(graph: Graph) -> set[nn.Parameter]:
+def large_matrices(graph: Graph, above: int = LARGE) -> set[nn.Parameter]:
     """Those that `Adam.descend` is for: each of one Linear, whose edge is nothing else."""
     met = Counter(p for node in graph for p in node.parameters)
     edges = [node.edge for node in graph if node.edge.linear is not None]
     linears = {p for edge in edges for p in edge.parameters if p.ndim == 2}
     wanted = (p for p in linears if met[p] == 1 and p.requires_grad and p.is_contiguous())
-    return {p for p in wanted if p.numel() > LARGE}
+    return {p for p in wanted if p.numel() > above}

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
 from lpom.weights.adam import Adam, adam
+from lpom.weights.factored import Factored
 from lpom.weights.muon import Muon
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -42,6 +43,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": adam,
     "adamw": lambda p, lr: torch.optim.AdamW(p, lr=lr, fused=True),
     "muon": _muon,
+    "factored": Factored,
 }
 
 #: What the learning rate is multiplied with at a share of the run, from 0 to 1.
