@@ -109,14 +109,14 @@ def test_ratios_have_a_median_and_quartiles():
 
 def test_the_products_of_a_step_are_taken_down():
     """Two layers: two products up, one back, two for the weights; and the same numbers again."""
-    runner = steps.Runner("lpom", steps.Net.of_sizes((6, 5, 3)), 4)
+    runner = steps.Runner("lpom", steps.Net.of_sizes((6, 20, 3)), 4)
     runner.step()
     seen = steps.Products()
     with seen:
         runner.step()
     assert len(seen.calls) == 5
     func, args, kwargs = seen.calls[0]
-    assert func(*args, **kwargs).shape == (4, 5)
+    assert func(*args, **kwargs).shape == (4, 20)
     seen.again()
 
 

@@ -21,9 +21,10 @@ from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import chosen, geometric
 from lpom.stacks import Stack
 from lpom.states import States
-from lpom.weights.adam import LARGE, Adam, large_matrices
+from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
+from lpom.weights.factored import Factored
 from lpom.weights.penalised import Penalised
 
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
@@ -352,8 +353,8 @@ class LPOM(Method[LPOMState]):
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
             if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
                 state.large = large_matrices(graph, state.optimizer.above)
-            small = all(W.numel() <= LARGE for W in state.large)
-            if self._once and self.penalties is None and self.mu != "auto" and small:
+            alike = not state.large or isinstance(state.optimizer, Factored)
+            if self._once and self.penalties is None and self.mu != "auto" and alike:
                 state.stack = Stack.of(graph)
         else:
             state.blocks = blocks(graph)

@@ -28,7 +28,9 @@ class Adam(torch.optim.Adam):
     ``above`` numbers can be moved by `descend`, as soon as their residuals are there.
     """
 
-    above = LARGE
+    @property
+    def above(self) -> int:
+        return LARGE
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
         super().__init__(params, lr=lr, fused=True)
@@ -113,10 +115,10 @@ def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer
     return torch.optim.Adam(weights, lr=lr, fused=True)
 
 
-def large_matrices(graph: Graph, above: int = LARGE) -> set[nn.Parameter]:
+def large_matrices(graph: Graph, above: int | None = None) -> set[nn.Parameter]:
     """Those that `Adam.descend` is for: each of one Linear, whose edge is nothing else."""
     met = Counter(p for node in graph for p in node.parameters)
     edges = [node.edge for node in graph if node.edge.linear is not None]
     linears = {p for edge in edges for p in edge.parameters if p.ndim == 2}
     wanted = (p for p in linears if met[p] == 1 and p.requires_grad and p.is_contiguous())
-    return {p for p in wanted if p.numel() > above}
+    return {p for p in wanted if p.numel() > (LARGE if above is None else above)}

@@ -36,7 +36,9 @@ class Factored(Adam):
     (several ranks, penalties, further sweeps), moves as Adam moves it.
     """
 
-    above = 0
+    @property
+    def above(self) -> int:
+        return 0
 
     def descend(
         self, weight: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor, decay: float
