@@ -121,7 +121,8 @@ class BatchNorm(Kernel):
 class Pooling(Kernel):
     """``back(R, like, memory)``, where ``like`` has the input's shape and memory, no values.
 
-    ``channels_last``: the layout in which it takes less time, that of the copy included.
+    ``channels_last``: the layout in which it takes less time, that of the copies included. What it
+    gives has the layout of its input, in whose order a dropout above it would draw its mask.
     """
 
     def __init__(
@@ -134,10 +135,11 @@ class Pooling(Kernel):
         self.call, self.back, self.channels_last = call, back, channels_last
 
     def forward(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, Any]:
+        rows_first = x.is_contiguous()
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         value, memory = self.call(x)
-        return value, (x.shape, x.stride(), memory)
+        return value.contiguous() if rows_first else value, (x.shape, x.stride(), memory)
 
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
         shape, stride, memory = down.memory[o.out]
