@@ -148,6 +148,10 @@ def test_when_an_accuracy_was_reached():
     assert (a.amount, a.ratio, a.note) == (1.5, 1.0, "1 epochs")
     assert (b.amount, b.ratio) == (3.0, 2.0)
     assert (c.amount, c.ratio, c.note) == (None, None, "never")
+    late = {"a": [[(3.0, 0.99)], [(5.0, 0.99)], [(9.0, 0.9)]], "b": [[(2.0, 0.99)]] * 3}
+    a, b = weights._reached(0.98, late)
+    assert (a.amount, a.note) == (5.0, "1 epochs, 2 of 3 seeds")
+    assert (b.amount, b.ratio, b.low) == (2.0, 2 / 5, None)
 
 
 PARTS = {

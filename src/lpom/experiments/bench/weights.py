@@ -82,9 +82,9 @@ class Plan:
 #: The first three were tuned for time to 98 % on held-out rows, with seeds that are not reported
 #: (docs/performance.md); the others were not.
 PLANS: dict[str, Plan] = {
-    "adam": Plan(methods.Adam(learning_rate=6e-3), 200, 4),
-    "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=6e-3)), 200, 4),
-    "lpom, factored": Plan(LPOM(weights=Adaptive("factored", learning_rate=5e-4)), 125, 2),
+    "adam": Plan(methods.Adam(learning_rate=4e-3), 100, 5),
+    "lpom, adam": Plan(LPOM(weights=Adaptive(learning_rate=4e-3)), 100, 5),
+    "lpom, factored": Plan(LPOM(weights=Adaptive("factored", learning_rate=7e-4)), 200, 3),
     "lpom, muon": Plan(LPOM(weights=Adaptive("muon", learning_rate=4e-3)), 500, 4),
     "lpom, exact": Plan(LPOM(weights=Exact(ridge=(1.0, 100.0))), 100, 4),
     "sgd": Plan(methods.SGD(learning_rate=0.3), 100, 6),
@@ -166,19 +166,27 @@ def _sklearn(
 
 
 def _reached(level: float, curves: Mapping[str, list[list[tuple[float, float]]]]) -> list[Row]:
-    """When each contestant was there, the median over seeds; none if half of them never were."""
+    """When each contestant was there, the median over seeds; none if half of them never were.
+
+    The ratio is that of the medians where a seed of the first one never was.
+    """
     first, case, rows = next(iter(curves)), f"{100 * level:g} %", []
     times = {name: [_when(level, curve) for curve in found] for name, found in curves.items()}
+    of_first = statistics.median(times[first])
     for name, taken in times.items():
         epochs = statistics.median(_after(level, curve) for curve in curves[name])
         seconds = statistics.median(taken)
         if math.isinf(seconds):
             rows.append(Row(case, name, None, "s", note="never"))
             continue
-        row = Row(case, name, seconds, "s", note=f"{epochs:g} epochs")
+        there = sum(map(math.isfinite, taken))
+        seeds = "" if there == len(taken) else f", {there} of {len(taken)} seeds"
+        row = Row(case, name, seconds, "s", note=f"{epochs:g} epochs{seeds}")
         if math.inf not in times[first]:
             ratio, low, high = spread(taken, times[first])
             row = replace(row, ratio=ratio, low=low, high=high)
+        elif math.isfinite(of_first):
+            row = replace(row, ratio=seconds / of_first)
         rows.append(row)
     return rows
 
