@@ -53,11 +53,13 @@ class Activation(ABC):
     formula: str = ""
     elementwise: bool = True
     subtracts: ClassVar[bool] = True
+    _plain: ClassVar[bool] = True  # whether `response` is the one below
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls._plain = cls.response is Activation.response
         if "subtracts" not in cls.__dict__:
-            cls.subtracts = cls.response is Activation.response
+            cls.subtracts = cls._plain
 
     @property
     @abstractmethod
@@ -116,7 +118,7 @@ class Activation(ABC):
 
     def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
         """``strength * response(z, g / strength)``: what stands where others have ``phi'(z) g``."""
-        if self.subtracts and said is not None:
+        if self._plain and said is not None:  # in a pass less
             moved = self.phi(torch.sub(z, g, alpha=1 / strength))
             return torch.sub(said, moved).mul_(strength)
         pull = g / strength
