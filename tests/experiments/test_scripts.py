@@ -134,7 +134,7 @@ def test_a_search_gives_each_method_the_same_candidates_and_keeps_the_better_thi
     tmp_path, monkeypatch, capsys
 ):
     (search,) = script("search")
-    drawn = {column: search.candidates(column, 27) for column in search.PAST.columns}
+    drawn = {column: search.candidates(column, 27, search.SPACE) for column in search.PAST.columns}
     for column, helps in drawn.items():
         assert len(set(helps)) == 27
         places = [search.RATES[column].index(help.rate) for help in helps]

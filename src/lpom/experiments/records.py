@@ -49,6 +49,7 @@ class Trial:
     loss_params: dict[str, float] = field(default_factory=dict)
     weight_decay: float = 0.0
     averaging: float = 0.0
+    precision: str | None = None
 
     @property
     def key(self) -> str:
@@ -162,6 +163,7 @@ _YOUNGER: dict[str, Any] = {
     "loss_params": {},
     "weight_decay": 0.0,
     "averaging": 0.0,
+    "precision": None,
 }
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

@@ -123,6 +123,7 @@ def _train(
         epochs=trial.epochs,
         weight_decay=trial.weight_decay,
         averaging=trial.averaging,
+        precision=trial.precision,
         validation_data=(X_test, y_test) if closely else None,
         seed=trial.seed,  # the same batches for every method
         callbacks=on_epoch,

@@ -22,6 +22,7 @@ _USUAL: dict[str, Any] = {
     "loss_params": {},
     "weight_decay": 0.0,
     "averaging": 0.0,
+    "precision": None,
 }
 
 
