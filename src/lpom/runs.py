@@ -151,6 +151,7 @@ class Settings:
             random_state=self.seed,
             device=as_device(self.device),
             precision=self.precision,
+            diagnostics=True,  # for the report
         )
         if self.class_weight is not None:
             made.set_params(class_weight=_class_weight(self.class_weight, target))

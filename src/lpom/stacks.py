@@ -90,19 +90,19 @@ class Stack:
             R = pull
             if not isinstance(activation, Identity):
                 R = activation.response(Z[i], pull, out=Z[i], said=said)
-            said, share = X[i], mu[i + 1] / m
+            said, turned, share = X[i], R.t(), mu[i + 1] / m
             if i:
                 pull = R @ W
                 if mu[i + 1] != mu[i]:
                     pull *= mu[i + 1] / mu[i]
             if learner is None:
-                torch.addmm(W, R.T, said, beta=decay, alpha=share, out=_gradient(W))
+                torch.addmm(W, turned, said, beta=decay, alpha=share, out=_gradient(W))
             else:
                 learner.descend(W, R, said, share)
             if b is not None:
                 g = _gradient(b)
                 # a product takes less time than a sum and its multiple
-                torch.addmv(g, R.T, one, beta=0, alpha=share, out=g)
+                torch.addmv(g, turned, one, beta=0, alpha=share, out=g)
         return outputs
 
 
@@ -113,8 +113,8 @@ def _values(X: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
     """
     if W.shape[0] >= FEW:
         return F.linear(X, W, b)
-    columns = torch.mm(W, X.T) if b is None else torch.addmm(b[:, None], W, X.T)
-    return columns.T
+    columns = torch.mm(W, X.t()) if b is None else torch.addmm(b[:, None], W, X.t())
+    return columns.t()
 
 
 def _gradient(weight: Tensor) -> Tensor:

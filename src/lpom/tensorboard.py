@@ -56,8 +56,9 @@ def scalars(epoch: Epoch) -> dict[str, float]:
     >>> scalars(Epoch(1, 2.0, 50.0, 0.75, 0.5, 0.9, gaps=(0.1,)))["gap/layer 1"]
     0.1
     """
-    found = {"objective": epoch.objective, "samples per second": epoch.samples_per_second}
-    found["seconds"] = epoch.seconds
+    found = {"seconds": epoch.seconds, "samples per second": epoch.samples_per_second}
+    if epoch.objective is not None:
+        found["objective"] = epoch.objective
     for name in _PAIRS:
         found[f"{name}/training"] = getattr(epoch, name)
         if (value := getattr(epoch, f"validation_{name}")) is not None:

@@ -45,6 +45,10 @@ def test_history_holds_what_is_promised(digits):
     assert last.samples_per_second == pytest.approx(1400 / last.seconds)
     assert len(last.gaps) == len(last.rates) == 3
     assert last.objective > 0 and all(gap >= 0 for gap in last.gaps)
+    again = lpom.mlp([64, 30, 20, 10], seed=0)
+    plain = lpom.fit(again, *train, epochs=3, seed=0, diagnostics=False).history[-1]
+    assert (plain.objective, plain.gaps, plain.rates) == (None, (), ())
+    assert plain.loss == last.loss
     assert result.history.metric == "accuracy"
     loss, score = lpom.evaluate(model, *test)
     assert (last.validation_loss, last.validation_score) == pytest.approx((loss, score))

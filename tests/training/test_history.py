@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,15 @@ def test_a_frame_has_a_row_per_epoch_and_a_column_per_layer():
     assert list(frame.index) == [1, 2] and frame["loss"].tolist() == [1.0, 0.5]
     assert frame[["gap 1", "gap 2", "rate 1", "rate 2"]].iloc[0].tolist() == [0.1, 0.2, 1.5, 0.05]
     assert History("r2").to_frame().empty
+
+
+def test_epochs_without_diagnostics_stand_beside_others():
+    first, second = history()
+    plain = replace(first, objective=None, gaps=(), rates=())
+    mixed = History("r2", [plain, second])
+    assert mixed.by_layer("gaps") == [[None, 0.1], [None, 0.2]]
+    assert mixed.to_frame()["rate 2"].tolist()[1] == 0.05
+    assert list(History("r2", [plain]).to_frame().filter(like="gap")) == []
 
 
 def test_printed_it_is_a_line_and_not_all_epochs():

@@ -77,6 +77,7 @@ class BaseMLP(FittedMLP, ABC):
     warm_start: bool = False
     device: str | torch.device | None = None
     precision: str | None = None
+    diagnostics: bool = False
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
     checkpoint: str | Path | Checkpoint | None = None
@@ -234,6 +235,7 @@ class BaseMLP(FittedMLP, ABC):
                 checkpoint=None if partial else self.checkpoint,
                 parallel=parallel,
                 precision=self.precision,
+                diagnostics=self.diagnostics,
             )
         except DivergenceError as error:
             if error.result is None:

@@ -72,8 +72,7 @@ def columns(history: History) -> dict[str, list[Any]]:
     made: dict[str, list[Any]] = {name: _rounded(history.column(name)) for name in names}
     made["elapsed"] = _rounded(accumulate(history.column("seconds")))
     for name in ("gaps", "rates"):
-        layers = zip(*history.column(name), strict=True)
-        made[name] = [_rounded(layer) for layer in layers]
+        made[name] = [_rounded(layer) for layer in history.by_layer(name)]
     return made
 
 

@@ -60,6 +60,7 @@ def fit(
     checkpoint: str | Path | Checkpoint | None = None,
     parallel: Parallel | None = None,
     precision: str | None = None,
+    diagnostics: bool = True,
 ) -> Result:
     r"""Train ``model`` in place.
 
@@ -110,6 +111,8 @@ def fit(
     precision : "bf16" for steps whose products and convolutions round their factors to bfloat16,
         which takes about half the time where layers are wide and the processor has instructions
         for it. States, weights and all that is measured stay in float32
+    diagnostics : whether the history has the objective, gaps and contraction rates after every
+        epoch, which take about as long as two or three steps
 
     Returns
     -------
@@ -211,6 +214,7 @@ def fit(
             team=team,
             precision=precision,
             averaging=averaging,
+            diagnostics=diagnostics,
         )
         if ranks is not None:
             _check_same(trainer, ranks)

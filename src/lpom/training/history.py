@@ -24,12 +24,13 @@ class Epoch:
     ``objective`` and ``gaps`` (one per layer) are those of one and the same batch, the probe, after
     each epoch: the first rows, or a loader's first batch, or all rows for a method that takes all
     at once. ``rates`` are the factors by which the plain state iteration contracts, one per layer.
+    A run without diagnostics has none of these three.
     """
 
     epoch: int
     seconds: float
     samples_per_second: float
-    objective: float
+    objective: float | None
     loss: float
     score: float
     validation_loss: float | None = None
@@ -85,6 +86,12 @@ class History:
             raise ValueError(f"history has no column {name!r}; it has {known}.")
         return [getattr(epoch, name) for epoch in self.epochs]
 
+    def by_layer(self, name: str) -> list[list[Any]]:
+        """``gaps`` or ``rates``, for each layer one value per epoch; None where it has none."""
+        epochs = self.column(name)
+        layers = range(max(map(len, epochs), default=0))
+        return [[values[i] if values else None for values in epochs] for i in layers]
+
     def to_dict(self) -> dict[str, list[Any]]:
         """Column by column."""
         return {f.name: self.column(f.name) for f in fields(Epoch)}
@@ -94,12 +101,11 @@ class History:
         import pandas
 
         columns = self.to_dict()
-        layers = {
-            f"{name.removesuffix('s')} {i}": list(values)
-            for name in ("gaps", "rates")
-            for i, values in enumerate(zip(*columns.pop(name), strict=True), 1)
-        }
-        return pandas.DataFrame(columns | layers).set_index("epoch")
+        for name in ("gaps", "rates"):
+            del columns[name]
+            for i, values in enumerate(self.by_layer(name), 1):
+                columns[f"{name.removesuffix('s')} {i}"] = values
+        return pandas.DataFrame(columns).set_index("epoch")
 
     def to_jsonl(self, path: str | Path) -> None:
         """One JSON object per line and epoch, the metric in each.

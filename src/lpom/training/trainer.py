@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -93,6 +93,8 @@ class Trainer:
     averaging : float
         Decay of a running mean of the weights, which is measured and kept in their place; 0 for
         none.
+    diagnostics : bool
+        Whether the history has objective, gaps and rates.
     team : Pipeline, optional
         Who makes the steps. Of several processes each has a trainer; the first one measures the
         epoch, calls back, and has the ``folder``, and all of them come to the same end.
@@ -118,6 +120,7 @@ class Trainer:
         team: Pipeline | None = None,
         precision: str | None = None,
         averaging: float = 0.0,
+        diagnostics: bool = True,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
@@ -129,7 +132,7 @@ class Trainer:
         self.callbacks, self.folder = callbacks, folder
         self.watch = None if early_stopping is None else Watch(early_stopping)
         self.history = History(task.metric)
-        self.averaging = averaging
+        self.averaging, self.diagnostics = averaging, diagnostics
         self._average = averaged(model, averaging) if averaging else None
         self.status = "running"
         self.seconds = self.training_seconds = 0.0
@@ -339,17 +342,23 @@ class Trainer:
         self.history.epochs.append(epoch)
 
     def _epoch(self, measured: Score, checked: Score | None) -> Epoch:
-        objective = self.method.objective(self.problem, self._probe, self.state)
-        size = float(self._probe.total_weight)
-        return Epoch(
+        epoch = Epoch(
             epoch=len(self.history) + 1,
             seconds=self._epoch_seconds,
             samples_per_second=self._seen / self._epoch_seconds,
-            objective=objective.total / size,
+            objective=None,
             loss=measured.loss,
             score=measured.score,
             validation_loss=None if checked is None else checked.loss,
             validation_score=None if checked is None else checked.score,
+        )
+        if not self.diagnostics:
+            return epoch
+        objective = self.method.objective(self.problem, self._probe, self.state)
+        size = float(self._probe.total_weight)
+        return replace(
+            epoch,
+            objective=objective.total / size,
             gaps=tuple(gap / size for gap in objective.gaps),
             rates=tuple(self.method.rates(self.problem, self._probe, self.state)),
         )
