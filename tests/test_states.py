@@ -101,7 +101,7 @@ def test_weights_that_no_sweep_reached_keep_no_gradient():
         parameter.grad = torch.ones_like(parameter)
     states = States(graph, inputs, [1.0] * 4)
     states.carry_back(graph[3], torch.ones(5, 2).double(), None, 5)
-    states.drop_old_gradients()
+    states.gradients.drop_old()
     assert model.first.weight.grad is None and model.second.bias.grad is None
     torch.testing.assert_close(model.last.bias.grad, torch.ones(2).double())
 

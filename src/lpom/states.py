@@ -17,7 +17,6 @@ taken, so a norm that power iteration has seen from below does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -26,11 +25,10 @@ from torch import Tensor, nn
 
 from lpom.activations import Identity
 from lpom.graph import Graph, Node, Switches
-from lpom.graph.adjoints import is_narrow, product
 from lpom.graph.programs import Program
 from lpom.graph.scans import Layer, Memory
-from lpom.weights.adaptive import as_gradient
 from lpom.weights.blocks import Use
+from lpom.weights.gradients import Gradients
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 18
@@ -90,7 +88,7 @@ class States:
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
-        self._graded: set[int] = set()  # ids of the weights whose .grad is of this sweep
+        self.gradients = Gradients(graph.parameters)
         self._passes: dict[int, Memory] = {}  # what recurrent layers know, by their node
         for node in graph.nodes:
             if node.layer is None:
@@ -248,7 +246,7 @@ class States:
                 self._hand(node, source, pull, own=len(set(memory)) == len(memory))
             for parameter, gradient in zip(weights, found[len(states) :], strict=True):
                 if gradient is not None:
-                    self._add_gradient(parameter, as_gradient(parameter, gradient, share))
+                    self.gradients.add(parameter, gradient, share)
         if self.once:
             self._Z[node.index] = None
             self._known.pop(node.index, None)
@@ -285,9 +283,9 @@ class States:
                 if self.learner is not None and weight in self.learner.large:
                     self.learner.descend(weight, R, X, share)  # type: ignore[arg-type]
                 else:
-                    self._add_product(weight, R, X, share)  # type: ignore[arg-type]
+                    self.gradients.add_product(weight, R, X, share)  # type: ignore[arg-type]
                 if bias is not None:
-                    self._add_sum(bias, R, share)
+                    self.gradients.add_sum(bias, R, share)
             return
         assert program is not None
         if not self.once:
@@ -312,14 +310,7 @@ class States:
         """Every edge is to be evaluated again, and gradients begin anew."""
         for node in self.graph.nodes:
             self._forget(node)
-        self._graded.clear()
-
-    def drop_old_gradients(self) -> None:
-        """Weights that this sweep did not reach keep no gradient: the optimiser would move them."""
-        if len(self._graded) < len(self.graph.parameters):
-            for parameter in self.graph.parameters:
-                if id(parameter) not in self._graded:
-                    parameter.grad = None
+        self.gradients.begin()
 
     def _program(self, node: Node) -> Program | None:
         return node.edge.program_once if self.once else node.edge.program
@@ -471,50 +462,6 @@ class States:
         else:
             self._hand(node, source, R @ W, own=True)
 
-    def _add_gradient(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Gradients of one weight add up over its uses."""
-        if id(parameter) in self._graded:
-            assert parameter.grad is not None
-            parameter.grad.add_(gradient)
-        else:
-            parameter.grad = gradient
-            self._graded.add(id(parameter))
-
-    def _add_product(
-        self, parameter: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor
-    ) -> None:
-        """``share * R.T @ X`` for the gradient of a matrix."""
-        if not parameter.requires_grad:
-            return
-        if len(X) >= 16 * X.shape[1] and is_narrow(R, X):
-            self._add_gradient(parameter, as_gradient(parameter, product(R, X), share))
-            return
-        if isinstance(share, Tensor):
-            R, share = R * share, 1.0
-        if id(parameter) in self._graded:
-            assert parameter.grad is not None
-            parameter.grad.addmm_(R.T, X, alpha=share)
-            return
-        old = parameter.grad  # new memory costs the time to get its pages
-        if old is None:
-            old = parameter.grad = torch.empty_like(parameter)
-        torch.addmm(old, R.T, X, beta=0, alpha=share, out=old)
-        self._graded.add(id(parameter))
-
-    def _add_sum(self, parameter: nn.Parameter, R: Tensor, share: float | Tensor) -> None:
-        """``share`` times the sum of the rows of R for the gradient of a vector."""
-        if not parameter.requires_grad:
-            return
-        if isinstance(share, Tensor):
-            R, share = R * share, 1.0
-        old, fresh = parameter.grad, id(parameter) not in self._graded
-        if old is None:
-            old = parameter.grad = torch.empty_like(parameter)
-        each = ones(R.shape[0], R.dtype, R.device)
-        # a product takes less time than a sum and its multiple
-        torch.addmv(old, R.T, each, beta=0 if fresh else 1, alpha=share, out=old)
-        self._graded.add(id(parameter))
-
 
 class _Back:
     """Takes what an edge's adjoints hand down and across: pulls, and gradients of weights."""
@@ -538,14 +485,13 @@ class _Back:
         view(old).add_(pull, alpha=states.mu[self.node.index] / states.mu[source])
 
     def add_product(self, parameter: nn.Parameter, R: Tensor, X: Tensor) -> None:
-        self.states._add_product(parameter, R, X, self.share)
+        self.states.gradients.add_product(parameter, R, X, self.share)
 
     def add_sum(self, parameter: nn.Parameter, R: Tensor) -> None:
-        self.states._add_sum(parameter, R, self.share)
+        self.states.gradients.add_sum(parameter, R, self.share)
 
     def add(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        if parameter.requires_grad:
-            self.states._add_gradient(parameter, as_gradient(parameter, gradient, self.share))
+        self.states.gradients.add(parameter, gradient, self.share)
 
 
 class _Start(torch.autograd.Function):
@@ -558,12 +504,6 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         return None, None
-
-
-@lru_cache(maxsize=8)
-def ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same every time: nobody writes there."""
-    return torch.ones(rows, dtype=dtype, device=device)
 
 
 def _plain(value: Tensor) -> Tensor:

@@ -81,9 +81,9 @@ MUTANTS = {
         "test_safe_step.py::test_no_sweep_raises_F[skips]",
     ),
     "gradients of several uses that replace each other": Mutant(
-        STATES,
-        "parameter.grad.addmm_(R.T, X, alpha=share)",
-        "parameter.grad.addmm_(R.T, X, alpha=share, beta=0)",
+        "weights/gradients.py",
+        "kept = int(id(parameter) in self._known)",
+        "kept = 0",
         "test_kkt.py::test_weight_gradients_are_autograd_s[shared]",
     ),
     "gradient without mu": Mutant(
@@ -191,15 +191,15 @@ MUTANTS = {
     ),
     "F without sample weights on the gaps": Mutant(
         OBJECTIVE,
-        "total(node.activation.gap(X[node.index], value(node, X, switches)), weight)",
-        "total(node.activation.gap(X[node.index], value(node, X, switches)))",
+        "total(node.activation.gap(X[node.index], said(node)), weight)",
+        "total(node.activation.gap(X[node.index], said(node)))",
         "test_kkt.py::test_sample_weights_weigh_the_gradient[slices]",
         slow=True,
     ),
     "F with another mask of dropout": Mutant(
         OBJECTIVE,
-        "value(node, X, switches)), weight)",
-        "value(node, X)), weight)",
+        "(lambda node: value(node, X, switches))",
+        "(lambda node: value(node, X))",
         "test_kkt.py::test_feed_forward_states_leave_the_loss_alone[convolutions]",
         slow=True,
     ),
@@ -232,8 +232,8 @@ MUTANTS = {
     ),
     "exact step without gamma": Mutant(
         EXACT,
-        "return squares.solve(residuals) / gamma",
-        "return squares.solve(residuals)",
+        "torch.sub(Y, gradient(Y), alpha=1 / gamma)",
+        "torch.sub(Y, gradient(Y))",
         "test_theorem4.py::test_the_exact_step_is_algorithm_2[columns]",
         slow=True,
     ),

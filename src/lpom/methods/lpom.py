@@ -251,7 +251,7 @@ class LPOM(Method[LPOMState]):
             if batch.share is not None:
                 batch.share.finish()
             state.descend_late()
-            states.drop_old_gradients()
+            states.gradients.drop_old()
             self._move(state)
         if not states.once:
             states.weights_moved()
