@@ -104,7 +104,7 @@ MUTANTS = {
         STATES,
         "found += self._adjoint(node, _weighted(residual, weight), weights)",
         "found += self._adjoint(node, residual, weights)",
-        "test_transcription.py::test_with_sample_weights_too[shared]",
+        "test_kkt.py::test_sample_weights_weigh_the_gradient[convolutions]",
         slow=True,
     ),
     "output pull without mu": Mutant(
