@@ -296,7 +296,7 @@ MUTANTS = {
         "graph/network.py",
         "if node.activation.jumps\n",
         "if node\n",
-        "test_orders.py::test_orders_are_their_loops[top-down]",
+        "../test_states.py::test_ramps_that_a_model_has_already_keep_their_width",
         slow=True,
     ),
     "gap with the wrong sign": Mutant(
