@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import lpom
 from lpom.activations import Sigmoid, Tanh
-from lpom.graph import trace
+from lpom.graph import scans, trace
+from lpom.graph.cells import CELLS
 from lpom.states import States
 
 LAYERS = {
@@ -363,3 +364,27 @@ def test_a_start_of_zeros_left_out_is_one_that_is_given(kind, bias, steps):
         return torch.autograd.grad((outputs * outputs.detach().cos()).sum(), layers.parameters())
 
     torch.testing.assert_close(gradients(), gradients(given), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("mode", CELLS)
+@torch.no_grad()
+def test_steps_that_nobody_pulls_are_as_those_with_a_pull_of_zero(mode, monkeypatch):
+    """Whether the last step is pulled or some in between; also none but by what is carried on."""
+    torch.manual_seed(0)
+    scan, looking = scans.Scan(mode), scans._by_step
+    rows = 6 * CELLS[mode].gates
+    shapes = (rows, 4), (rows, 6), (rows,), (rows,)
+    weights = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    x, P = torch.randn(5, 3, 4, dtype=torch.float64), torch.zeros(5, 3, 6, dtype=torch.float64)
+    end = [torch.randn(1, 3, 6, dtype=torch.float64) for _ in range(CELLS[mode].n_carried)]
+    for pulled in ([4], [1, 3], []):
+        P[pulled] = torch.randn(len(pulled), 3, 6, dtype=torch.float64)
+        found = []
+        for by_step in (looking, lambda P: list(P.unbind(0))):
+            monkeypatch.setattr(scans, "_by_step", by_step)
+            _, _, memory = scan.forward(x, (), weights)
+            below, _ = scan.backward(memory, P, end, down=True, share=0.7)
+            found.append([below, *(g for _, g in scan.gradients(memory, [True] * 4))])
+        assert all(float(one.abs().max()) > 0 for one in found[0])
+        torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+        P.zero_()

@@ -20,6 +20,8 @@ from lpom.activations import Activation, ReLU, Sigmoid, Tanh
 
 #: A hidden state, and what else is carried from step to step; None at the start stands for zeros.
 Carried = Sequence[Tensor | None]
+#: On the hidden state of each step; None where there is none.
+Pulls = Sequence[Tensor | None]
 
 _SIGMOID, _TANH = Sigmoid(), Tanh()
 
@@ -95,7 +97,7 @@ class Cell(ABC):
 
     @abstractmethod
     def backward(
-        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+        self, known: Any, P: Pulls, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The residuals of the gates and of the recurrent product, and pulls on the ``start``.
 
@@ -111,8 +113,10 @@ class Cell(ABC):
         return weight
 
 
-def _pulled(p: Tensor, share: float, R: Tensor | None, W: Tensor, out: Tensor) -> Tensor:
+def _pulled(p: Tensor | None, share: float, R: Tensor | None, W: Tensor, out: Tensor) -> Tensor:
     """``share * p + R W``: the pull on a hidden state, from above and from one step on."""
+    if p is None:
+        return out.zero_() if R is None else torch.mm(R, W, out=out)
     return torch.mul(p, share, out=out) if R is None else torch.addmm(p, R, W, beta=share, out=out)
 
 
@@ -135,12 +139,13 @@ class _Plain(Cell):
         return (H[-1],), (Z, H)
 
     def backward(
-        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+        self, known: Any, P: Pulls, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, H = known
         (p_on,), R = ends, None
         pull = torch.empty_like(Z[0])
-        for z, p, h in zip(*(reversed(x.unbind(0)) for x in (Z, P, H)), strict=True):
+        whole = (x.unbind(0) for x in (Z, H))
+        for z, h, p in zip(*(reversed(part) for part in (*whole, P)), strict=True):
             _pulled(p, share, R, W.across, pull)
             if p_on is not None:
                 pull.add_(p_on)
@@ -206,7 +211,7 @@ class _LSTMCell(Cell):
         return (H[-1], C[-1] / 2), (Z, C, begin)
 
     def backward(
-        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+        self, known: Any, P: Pulls, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, C, begin = known
         P_end, P_c = ends
@@ -218,9 +223,9 @@ class _LSTMCell(Cell):
         one, two = Z.new_full((), 1.0), Z.new_full((), 2.0)
         cells = C.unbind(0)
         R: Tensor | None = None
-        whole = (part.unbind(0) for part in (Z, *Z.chunk(4, -1), P))
+        whole = (part.unbind(0) for part in (Z, *Z.chunk(4, -1)))
         for z, z_i, z_f, z_s, z_o, p, c, before in zip(
-            *(reversed(part) for part in (*whole, cells, (begin, *cells[:-1]))), strict=True
+            *(reversed(part) for part in (*whole, P, cells, (begin, *cells[:-1]))), strict=True
         ):
             _pulled(p, share, R, W.across, pull)
             if P_end is not None:
@@ -268,7 +273,7 @@ class _GRUCell(Cell):
         return (H[-1],), (Z, across, X, B)
 
     def backward(
-        self, known: Any, P: Tensor, share: float, ends: Carried, W: Matrices, start: bool
+        self, known: Any, P: Pulls, share: float, ends: Carried, W: Matrices, start: bool
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         Z, across, X, B = known
         width = W.width
@@ -276,9 +281,8 @@ class _GRUCell(Cell):
         G_r, G_u = G.chunk(2, -1)
         (p_on,), pull = ends, Z.new_empty(Z.shape[1], width)
         above: Tensor | None = None  # residuals of the recurrent product one step on
-        for z, y, x, h, p in zip(
-            *(reversed(a.unbind(0)) for a in (Z, across, X, B[:-1, :, -width:], P)), strict=True
-        ):
+        whole = (a.unbind(0) for a in (Z, across, X, B[:-1, :, -width:]))
+        for z, y, x, h, p in zip(*(reversed(part) for part in (*whole, P)), strict=True):
             p = _pulled(p, share, above, W.across, pull)
             p = p if p_on is None else p.add_(p_on)
             (z_ru, z_n), (y_ru, y_n), (x_ru, n) = (
