@@ -366,8 +366,9 @@ PAST = Table(
         "Help against learning by heart is what searches found on held-out data, `python "
         "experiments/search.py ROW`: 27 candidates, the same for each method but for its rates, by "
         "successive halving over 4, 12 and 36 epochs. SVHN's row and 300-100 had one for each "
-        "column. What it found on 300-100 is given to the other small networks too; there 300 "
-        "stayed at 98.57 (see below), and had one more search, of LPOM alone.",
+        "column. What it found on 300-100 is given to the other small networks too. With that "
+        "LPOM fell short on 300 (see the other settings below), and had a search of its own there; "
+        "Adam and SGD had not.",
         "Wide networks have that help as well, with half the rate, batches of 250 and products in "
         "bfloat16; only how much is left out was chosen, for LPOM among three or four, after 12 "
         "epochs (`python experiments/search.py 2048x3 --columns lpom --candidates 3 --epochs 12`, "
