@@ -256,9 +256,8 @@ class States:
         self, node: Node, layer: Layer, weight: Tensor | None, share: float | Tensor
     ) -> None:
         """Gradients of the weights of a recurrent layer that has been swept."""
-        back, memory = _Back(self, node, share), self._passes.pop(node.index)
-        for parameter, gradient in layer.gradients(memory, weight):
-            back.add(parameter, gradient)
+        for parameter, gradient in layer.gradients(self._passes.pop(node.index), weight):
+            self.gradients.add(parameter, gradient, share)
 
     def _run_back(
         self,
