@@ -55,12 +55,12 @@ def _panel(axes: Axes, history: History, column: str, title: str) -> None:
 
 def _gaps(axes: Axes, history: History) -> None:
     """One line per layer, light to dark from the input to the output."""
-    layers = len(history[-1].gaps)
-    for i in range(layers):
+    layers = history.by_layer("gaps")
+    for i, gaps in enumerate(layers):
         # a gap of exactly zero has no place on a logarithmic axis
-        values = [epoch.gaps[i] if epoch.gaps[i] > 0 else math.nan for epoch in history]
-        shade = _between("#9fc8e8", "#08306b", i / max(layers - 1, 1))
-        end = " (output)" if i == layers - 1 else ""
+        values = [gap if gap is not None and gap > 0 else math.nan for gap in gaps]
+        shade = _between("#9fc8e8", "#08306b", i / max(len(layers) - 1, 1))
+        end = " (output)" if i == len(layers) - 1 else ""
         _line(axes, values, f"layer {i + 1}{end}", shade, "-")
     axes.set_yscale("log")
     _dress(axes, "gap per sample")
