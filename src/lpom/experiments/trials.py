@@ -34,7 +34,7 @@ from lpom.training.tasks import Task
 #: Share of the training data held out when a trial is for tuning.
 VALIDATION_SHARE = 1 / 6
 #: Seconds of training that a cut may cost.
-CUT_SECONDS = 10.0
+CUT_SECONDS = 60.0
 
 
 def run(
