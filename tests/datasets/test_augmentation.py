@@ -147,6 +147,29 @@ def test_pictures_are_turned_and_stretched_as_scipy_does_it() -> None:
             np.testing.assert_allclose(found[k, channel], expected, atol=1e-6)
 
 
+def test_pictures_are_bent_as_scipy_does_it() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.rand(4, 2, 9, 7, generator=generator, dtype=torch.float64)
+    moves = torch.randn(4, 2, 9, 7, generator=generator, dtype=torch.float64)
+    found = turned(pictures, torch.zeros(4), torch.ones(2, 4), moves)
+    places = np.stack(np.meshgrid(np.arange(9.0), np.arange(7.0), indexing="ij"))
+    for k in range(4):
+        for channel in range(2):
+            padded = np.pad(pictures[k, channel].numpy(), 9)
+            expected = ndimage.map_coordinates(padded, places + 9 + moves[k].numpy(), order=1)
+            np.testing.assert_allclose(found[k, channel], expected, atol=1e-6)
+
+
+def test_a_bend_is_smooth_and_as_large_as_was_said() -> None:
+    ramp = torch.arange(28.0).expand(2000, 1, 28, 28)  # whose values tell where a pixel came from
+    loader = augmented_loader(ramp, torch.zeros(2000), 2000, flip=False, crop=0, bend=0.5)
+    (bent, _), *_ = loader
+    moved = (bent - ramp)[:, 0, 8:20, 8:20]
+    assert 0.3 < float(moved.std()) < 0.55  # between the points a mean of theirs
+    assert abs(float(moved.mean())) < 0.02
+    assert float(moved.diff(dim=1).std()) < 0.3 * float(moved.std())  # neighbours go together
+
+
 def test_a_quarter_turn_goes_against_the_clock() -> None:
     pictures = torch.rand(3, 1, 6, 6, dtype=torch.float64)
     quarter = turned(pictures, torch.full((3,), torch.pi / 2), torch.ones(2, 3))

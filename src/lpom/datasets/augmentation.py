@@ -1,4 +1,4 @@
-"""Pictures flipped, shifted, turned, stretched and made noisy whenever they are drawn."""
+"""Pictures flipped, shifted, turned, stretched, bent and made noisy whenever they are drawn."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch.utils.data import Dataset as TorchDataset
 from lpom.checks import check_number
 
 Batch = tuple[Tensor, Tensor]
+#: Points of each side of a picture that are moved by themselves where it is bent.
+_KNOTS = 5
 
 
 def augmented_loader(
@@ -26,6 +28,7 @@ def augmented_loader(
     crop: int = 4,
     turn: float = 0.0,
     stretch: float = 0.0,
+    bend: float = 0.0,
     noise: float = 0.0,
     seed: int = 0,
     generator: torch.Generator | None = None,
@@ -35,7 +38,7 @@ def augmented_loader(
     The order of the rows and all changes are drawn from ``loader.generator`` and from nothing
     else, one epoch after the other: its state at the beginning of an epoch decides all of it, and
     seeding it anew starts again from the first. Digits want ``flip=False, crop=2, turn=10,
-    stretch=0.1``.
+    stretch=0.1, bend=1``.
 
     Parameters
     ----------
@@ -46,6 +49,8 @@ def augmented_loader(
     crop : pixels of zeros put around a picture before one of its size is cut out somewhere
     turn : most degrees by which a picture is turned, either way
     stretch : most by which each of its sides grows or shrinks, e.g. 0.1 for a tenth
+    bend : pixels by which its parts are moved against each other, smoothly: the standard deviation
+        of how far each of 5 x 5 points goes, down and across
     noise : standard deviation of what is added to every pixel
     seed : where a generator that is not given starts from
     generator : draws everything; on the CPU
@@ -60,13 +65,14 @@ def augmented_loader(
     check_number("batch_size", batch_size, whole=True)
     check_number("crop", crop, strict=False, whole=True)
     check_number("turn", turn, strict=False)
+    check_number("bend", bend, strict=False)
     check_number("noise", noise, strict=False)
     if not 0 <= stretch < 1:
         raise ValueError(f"stretch must be a share from 0 to below 1, got {stretch!r}.")
     if generator is None:
         generator = torch.Generator().manual_seed(seed)
     return DataLoader(
-        _Augmented(X, y, generator, flip, crop, math.radians(turn), stretch, noise),
+        _Augmented(X, y, generator, flip, crop, math.radians(turn), stretch, bend, noise),
         batch_size,
         shuffle=True,
         generator=generator,
@@ -86,11 +92,12 @@ class _Augmented(TorchDataset[Batch]):
         crop: int,
         turn: float,
         stretch: float,
+        bend: float,
         noise: float,
     ) -> None:
         self.X, self.y, self.generator = X, y, generator
         self.flip, self.crop, self.turn = flip, crop, turn
-        self.stretch, self.noise = stretch, noise
+        self.stretch, self.bend, self.noise = stretch, bend, noise
 
     def __len__(self) -> int:
         return len(self.X)
@@ -106,10 +113,10 @@ class _Augmented(TorchDataset[Batch]):
             pictures = self._flipped(pictures)
         if self.crop:
             pictures = self._cropped(pictures)
-        if self.turn or self.stretch:
+        if self.turn or self.stretch or self.bend:
             drawn = 2 * torch.rand(3, len(pictures), generator=self.generator) - 1
             angles, sides = self.turn * drawn[0], 1 + self.stretch * drawn[1:]
-            pictures = turned(pictures, angles, sides)
+            pictures = turned(pictures, angles, sides, self._moves(pictures) if self.bend else None)
         if self.noise:
             drawn = torch.randn(pictures.shape, generator=self.generator)
             pictures = pictures + (self.noise * drawn).to(pictures)
@@ -118,6 +125,11 @@ class _Augmented(TorchDataset[Batch]):
     def _flipped(self, pictures: Tensor) -> Tensor:
         heads = torch.randint(2, (len(pictures), 1, 1, 1), generator=self.generator)
         return torch.where(heads.bool().to(pictures.device), pictures.flip(3), pictures)
+
+    def _moves(self, pictures: Tensor) -> Tensor:
+        knots = torch.randn(len(pictures), 2, _KNOTS, _KNOTS, generator=self.generator)
+        size = list(pictures.shape[2:])
+        return self.bend * F.interpolate(knots, size, mode="bicubic", align_corners=True)
 
     def _cropped(self, pictures: Tensor) -> Tensor:
         n, _, n_rows, n_columns = pictures.shape
@@ -129,11 +141,12 @@ class _Augmented(TorchDataset[Batch]):
         return chosen
 
 
-def turned(pictures: Tensor, angles: Tensor, sides: Tensor) -> Tensor:
+def turned(pictures: Tensor, angles: Tensor, sides: Tensor, moves: Tensor | None = None) -> Tensor:
     """Each picture turned against the clock about its centre, its rows and columns made longer.
 
     Between pixels it is linear, and outside it is zero. ``angles`` (n,) are in radians, ``sides``
-    (2, n) are factors of height and width.
+    (2, n) are factors of height and width. With ``moves`` (n, 2, rows, columns) a pixel comes from
+    that many pixels further down and to the right.
     """
     n_rows, n_columns = pictures.shape[2:]
     cosine, sine, zero = angles.cos(), angles.sin(), torch.zeros_like(angles)
@@ -144,6 +157,9 @@ def turned(pictures: Tensor, angles: Tensor, sides: Tensor) -> Tensor:
     y = torch.stack([sine / across / height, cosine / height, zero], 1)
     matrices = torch.stack([x, y], 1).to(pictures)
     places = F.affine_grid(matrices, list(pictures.shape), align_corners=False)
+    if moves is not None:
+        down, right = 2 * moves[:, 0] / n_rows, 2 * moves[:, 1] / n_columns
+        places = places + torch.stack([right, down], 3).to(places)
     return F.grid_sample(pictures, places, align_corners=False)
 
 

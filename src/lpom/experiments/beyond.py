@@ -264,7 +264,7 @@ COMPRESSION = Table(
     ),
 )
 
-_DIGITS = {"flip": False, "crop": 2, "turn": 10.0, "stretch": 0.1}
+_DIGITS = {"flip": False, "crop": 2, "turn": 10.0, "stretch": 0.1, "bend": 1.0}
 
 
 _SMOOTH = {"lpom": "LPOM", "adam": "Adam", "sgd": "SGD"}
