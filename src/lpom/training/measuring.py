@@ -17,6 +17,8 @@ from lpom.training.tasks import Task
 
 #: A multiple of the numbers that any processor works on at once.
 _LANES = 64
+#: Numbers of outputs that wait to be scored together.
+_WAITING = 2**16
 
 
 class Score:
@@ -24,25 +26,43 @@ class Score:
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._waiting: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self._numbers = 0  # of outputs in there
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
         self._low: Tensor | None = None
         self._high: Tensor | None = None
 
-    def add(
-        self,
-        outputs: Tensor,
-        target: Tensor,
-        weight: Tensor | None = None,
-        sizes: Sequence[int] | None = None,
-    ) -> None:
-        """Count a batch, or several one below the other; sums stay on the device until read.
-
-        ``sizes`` are the rows of each batch, which are summed up one after the other, so that not
-        even rounding tells how many came at once.
-        """
+    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """Count a batch: with those before it once they are many, or when somebody asks."""
         if not len(outputs):  # all rows of this batch are other processes'
             return
+        self._waiting.append((outputs, target, weight))
+        self._numbers += outputs.numel()
+        if self._numbers >= _WAITING:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Count all that waits; sums stay on the device until read."""
+        if not self._waiting:
+            return
+        waiting, self._waiting, self._numbers = self._waiting, [], 0
+        outputs, targets, weights = zip(*waiting, strict=True)
+        if self.task.n_steps or len({given is None for given in weights}) > 1:
+            for batch in waiting:
+                self._add(*batch, [len(batch[0])])
+            return
+        weight = None if weights[0] is None else torch.cat(weights)
+        self._add(torch.cat(outputs), torch.cat(targets), weight, [len(rows) for rows in outputs])
+
+    def _add(
+        self, outputs: Tensor, target: Tensor, weight: Tensor | None, parts: list[int]
+    ) -> None:
+        """Count batches one below the other, of so many rows each.
+
+        They are summed up one after the other, so that not even rounding tells how many came at
+        once.
+        """
         if self.task.n_steps:
             counted = self.task.loss.counted(target)
             weight = counted if weight is None else counted * weight[:, None]
@@ -50,9 +70,8 @@ class Score:
             weight, outputs, target = (
                 values.flatten(0, 1)[counts] for values in (weight, outputs, target)
             )
-            sizes = None
+            parts = [len(outputs)]
         rows = len(outputs)
-        parts = [rows] if sizes is None else list(sizes)
         self._rows += rows
         if weight is None:
             self._count("weight", torch.tensor([float(rows)]).to(outputs.device), None, [1])
@@ -77,6 +96,7 @@ class Score:
             self._count("right", right, weight, parts if weight is not None else [rows])
 
     def state_dict(self) -> dict[str, Any]:
+        self._settle()
         return {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -99,10 +119,12 @@ class Score:
 
     def __bool__(self) -> bool:
         """Whether anything was counted."""
+        self._settle()
         return bool(self._sums)
 
     def constant_outputs(self) -> list[int]:
         """Outputs that gave one and the same value for every sample (of two or more)."""
+        self._settle()
         if self._low is None or self._high is None or self._rows < 2:
             return []
         return [int(i) for i in (self._high == self._low).nonzero()]
@@ -125,11 +147,13 @@ class Score:
 
     @property
     def loss(self) -> float:
+        self._settle()
         return float(self._sums["loss"] / self._sums["weight"])
 
     @property
     def score(self) -> float:
         """Accuracy, or R2 averaged over outputs (1 for a constant output met exactly)."""
+        self._settle()
         sums, n = self._sums, self._sums["weight"]
         if "right" in sums:
             return float(sums["right"] / n)

@@ -34,7 +34,6 @@ from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 _WORSE = 1.5  # times the loss before training, or of zeros, is said to be nothing learnt
-_UNREAD = 2**16  # numbers of outputs that wait to be scored together
 
 
 def advance(state: State, progress: float) -> None:
@@ -219,23 +218,6 @@ class Trainer:
         self._done = self._seen = 0
         self._epoch_seconds = 0.0
         self._measured = Score(self.task)
-        self._unread: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        self._waiting = 0  # numbers of outputs in there
-
-    def _read(self) -> None:
-        """Score the outputs of the last steps."""
-        if not self._unread:
-            return
-        outputs, targets, weights = zip(*self._unread, strict=True)
-        self._unread.clear()
-        self._waiting = 0
-        if self.task.n_steps or len({given is None for given in weights}) > 1:
-            for one in zip(outputs, targets, weights, strict=True):
-                self._measured.add(*one)
-            return
-        weight = None if weights[0] is None else torch.cat(weights)
-        sizes = [len(rows) for rows in outputs]
-        self._measured.add(torch.cat(outputs), torch.cat(targets), weight, sizes)
 
     def _train_epoch(self, bar: Bar) -> None:
         """The steps that are left of the epoch."""
@@ -251,15 +233,11 @@ class Trainer:
             self._done += 1
             self._seen += batch.inputs.shape[0] if batch.share is None else batch.share.rows
             if outputs is not None:
-                self._unread.append((outputs, batch.target, batch.weight))
-                self._waiting += outputs.numel()
-                if self._waiting >= _UNREAD:
-                    self._read()
+                self._measured.add(outputs, batch.target, batch.weight)
             if self._done % _CHECK_EVERY == 0 and not self._finite():
                 self._diverged()
             self._epoch_seconds = time.perf_counter() - clock
             if bar.shown and bar.due:
-                self._read()
                 text = f"{self._seen / self._epoch_seconds:,.0f} samples/s"
                 if self._measured:
                     text += f"  {self.task.metric} {self._measured.score:.4f}"
@@ -283,7 +261,6 @@ class Trainer:
         self.training_seconds += self._epoch_seconds
         model = self.model if self._average is None else self._average.module
         self.good = _weights(model)
-        self._read()
         measured = self._of_all(self._measured)
         measured = measured or self._of_all(measure(model, self.train, self.task))
         if not measured:
@@ -457,7 +434,6 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """The whole run between two steps; tensors are not copied."""
-        self._read()
         return {
             "run": self.describe(),
             "status": self.status,
