@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 
 import pytest
 import torch
 from safetensors import safe_open
+from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom import LPOM, Adaptive, Checkpoint, CheckpointError, EarlyStopping
@@ -152,7 +154,34 @@ def test_another_run_is_refused_with_what_differs(name, blobs, tmp_path):
         fitted(tmp_path, blobs, **changed)
     with pytest.raises(CheckpointError, match="'rows': 50.* there, .*'rows': 49"):
         fitted(tmp_path, (blobs[0][1:], blobs[1][1:]))
+    for other in ((2 * blobs[0], blobs[1]), (blobs[0], 2 - blobs[1])):
+        with pytest.raises(CheckpointError, match="'content': .* there, .*'content'"):
+            fitted(tmp_path, other)
     assert fitted(tmp_path, blobs).status == "finished"
+
+
+def test_another_optimiser_of_the_same_name_is_refused(blobs, tmp_path):
+    def of_rate(rate):
+        return LPOM(weights=Adaptive(lambda parameters: torch.optim.SGD(parameters, lr=rate)))
+
+    fitted(tmp_path, blobs, method=of_rate(0.1))
+    with pytest.raises(CheckpointError, match=r"SGD\(\{'lr': 0.1.* there, .*SGD\(\{'lr': 0.5"):
+        fitted(tmp_path, blobs, method=of_rate(0.5))
+    assert fitted(tmp_path, blobs, method=of_rate(0.1)).status == "finished"
+
+
+def test_a_loader_of_other_rows_is_said(blobs, tmp_path):
+    def run(X, y):
+        loader = DataLoader(TensorDataset(X, y), batch_size=10, shuffle=True)
+        return lpom.fit(lpom.mlp([5, 6, 3]), loader, epochs=2, seed=0, checkpoint=tmp_path)
+
+    X, y = map(torch.as_tensor, blobs)
+    run(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run(X, y).status == "finished"
+    with pytest.warns(UserWarning, match="begins with other targets"):
+        run(X, 2 - y)
 
 
 def test_functions_among_the_settings_are_the_same_in_another_process(blobs, tmp_path):

@@ -89,14 +89,21 @@ class Batch:
     @cached_property
     def fingerprint(self) -> str:
         """The same for the same rows, targets and weights, in any process and on any device."""
-        digest = hashlib.blake2b(digest_size=16)
-        rows = [self.inputs, self.target] + ([] if self.weight is None else [self.weight])
-        for tensor in rows:
-            digest.update(repr((tensor.dtype, tensor.shape)).encode())
-            for start in range(0, len(tensor), 8192):
-                part = tensor[start : start + 8192].detach().cpu().contiguous()
-                digest.update(part.view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return fingerprint(
+            self.inputs, self.target, *([] if self.weight is None else [self.weight])
+        )
+
+
+def fingerprint(*tensors: Tensor) -> str:
+    """The same for the same numbers, in any process and on any device."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(repr((tensor.dtype, tensor.shape)).encode())
+        rows = tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach()
+        for start in range(0, len(rows), 8192):
+            part = rows[start : start + 8192].cpu().contiguous()
+            digest.update(part.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def from_settings(default_factory: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from lpom.checks import as_device, check_number
 from lpom.exceptions import CheckpointError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
+from lpom.methods.base import fingerprint
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
@@ -341,15 +341,12 @@ def _check_same(trainer: Trainer, ranks: Ranks) -> None:
     """All ranks must have been given the same; but each loader has rows of its own."""
     import lpom
 
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in trainer.model.state_dict().values():
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     shared = isinstance(trainer.train, Arrays)
     rows = trainer.train.fingerprint()
     known = trainer.describe() | {
         "versions": f"torch {torch.__version__}, lpom {lpom.__version__}",
         "parallel": repr(ranks.parallel),
-        "weights of the model": digest.hexdigest(),
+        "weights of the model": fingerprint(*trainer.model.state_dict().values()),
         "rows of X, y": rows if shared else "",
     }
     found = ranks.gather(known)

@@ -158,7 +158,11 @@ class Arrays(Source):
         return self._batch(rows).fingerprint
 
     def describe(self) -> dict[str, Any]:
-        return {"rows": self.n, "batch_size": self.batch_size, "weighted": self.weight is not None}
+        return {"rows": self.n, "batch_size": self.batch_size, "content": self._content}
+
+    @cached_property
+    def _content(self) -> str:
+        return self.fingerprint()
 
     def _batches(self, order: Tensor | None, skip: int) -> Iterator[Batch]:
         if self.steps == 1:

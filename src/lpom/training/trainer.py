@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
+from lpom.methods.base import fingerprint
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating, keeping_modes
 from lpom.objectives import total
@@ -415,6 +416,7 @@ class Trainer:
         watch = self.watch
         return {
             "method": settings_of(self.method),
+            "optimizer": _optimizer(self.state),
             "loss": repr(self.task.loss),
             "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
@@ -446,6 +448,7 @@ class Trainer:
             },
             "batches done": self._done,
             "samples seen": self._seen,
+            "first targets": self._first_targets(),
             "measured": self._of_all(self._measured).state_dict(),
             "history": [asdict(epoch) for epoch in self.history],
             "early stopping": None if self.watch is None else self.watch.state_dict(),
@@ -454,6 +457,10 @@ class Trainer:
             "average": None if self._average is None else self._average.state_dict(),
             "seconds": [self._elapsed(), self.training_seconds, self._epoch_seconds],
         }
+
+    def _first_targets(self) -> str | None:
+        """Of a loader, which tells nothing of its rows; None where each process has its own."""
+        return fingerprint(self._probe.target) if self.team.size == 1 else None
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` gave, bit for bit; nothing of it is kept but copied.
@@ -470,6 +477,14 @@ class Trainer:
             self.generators.start = drawn["start"]
             self.train.rewind()
             self._probe = self.train.probe()
+        if saved["first targets"] not in (None, self._first_targets()):
+            warn(
+                "the DataLoader begins with other targets than when this run was begun. If its "
+                "rows are others, stop, and start again in another folder: the run goes on from "
+                "the old ones. (A sampler that draws from elsewhere than torch gives another "
+                "order, and this warning.)",
+                UserWarning,
+            )
         self._begin_epoch(drawn["epoch"])
         self.status = saved["status"]
         if self.history:
@@ -494,6 +509,19 @@ class Trainer:
 def settings_of(method: Method[Any]) -> str:
     """The method and all its settings, the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", f"{method.name}({method.get_params()})")
+
+
+def _optimizer(state: State) -> list[str]:
+    """The optimiser's own settings, which a function that makes it does not tell."""
+    optimizer = state.optimizer if isinstance(state, OptimizerState) else None
+    if optimizer is None:
+        return []
+    found = []
+    for group in optimizer.param_groups:
+        known = group | {"lr": group.get("initial_lr", group["lr"])}  # before any schedule
+        plain = {k: v for k, v in known.items() if isinstance(v, int | float | str | tuple)}
+        found.append(f"{type(optimizer).__name__}({plain})")
+    return found
 
 
 def check_agreement(before: dict[str, Any], now: dict[str, Any]) -> None:
