@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -288,6 +289,8 @@ class _Builder:
     def _call_value(self, node: fx.Node) -> _Value:
         below = [self.values[n] for n in node.all_input_nodes]
         name = self._name(node)
+        if name == "detach":  # as good as data from here on
+            return _Value(data=any(v.data for v in below))
         if name in SHAPES or name in CONSTANTS:
             return _Value()
         own = node.op == "call_module" and any(True for _ in self._module(node).parameters())
@@ -404,19 +407,14 @@ class _Builder:
 
     def _edge(self, result: Any, index: dict[fx.Node, int]) -> Edge:
         """All operations between the states and ``result``."""
-        needed: set[fx.Node] = set()
-        queue, sources = [result], set()
-        while queue:
-            node = queue.pop()
-            if node in index:
-                sources.add(node)
-            elif node not in needed:
-                needed.add(node)
-                queue += node.all_input_nodes
+        needed, sources = self._below(result, index, through=lambda node: True)
+        learning, _ = self._below(
+            result, index, through=lambda n: self._name_or_nothing(n) != "detach"
+        )
         order = [n for n in self.traced.nodes if n in needed]
         inputs = tuple(sorted(sources, key=index.__getitem__))
         steps = tuple(self._step(n) for n in order)
-        parameters, names = self._parameters(order)
+        parameters, names = self._parameters([n for n in order if n in learning])
         products = [n for n in order if self._name_or_nothing(n) in PRODUCTS]
         return Edge(
             tuple(index[n] for n in inputs),
@@ -431,6 +429,21 @@ class _Builder:
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
         )
+
+    def _below(
+        self, result: Any, index: dict[fx.Node, int], through: Callable[[fx.Node], bool]
+    ) -> tuple[set[fx.Node], set[fx.Node]]:
+        """What a result is made of down to the states, and which: as far as a way leads through."""
+        needed: set[fx.Node] = set()
+        queue, sources = [result], set()
+        while queue:
+            node = queue.pop()
+            if node in index:
+                sources.add(node)
+            elif node not in needed and through(node):
+                needed.add(node)
+                queue += node.all_input_nodes
+        return needed, sources
 
     def _step(self, node: fx.Node) -> Step:
         switch = ""

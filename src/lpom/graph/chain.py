@@ -65,9 +65,11 @@ def chain(graph: Graph) -> Chain:
                 f"{node.sources} by {what}. Use 'lpom', 'mac' or back-propagation, which train any "
                 "network."
             )
-        if any(layer.map.module is linear for layer in layers):
+        shared = [p for p in linear.parameters() if len(graph.uses[p]) > 1]
+        if shared:
+            name = node.edge.names[node.edge.parameters.index(shared[0])]
             raise UntrainableError(
-                f"this method solves for each layer on its own, but {node.edge.names[0]} is used "
+                f"this method solves for each layer on its own, but {name} is used "
                 "twice. Use 'lpom' or back-propagation, which add up over the uses."
             )
         layers.append(Layer(Dense(linear), node.activation))

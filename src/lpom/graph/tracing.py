@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import rnn
+from torch.utils._pytree import tree_map
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
@@ -133,6 +134,8 @@ class _Tracer(fx.Tracer):
         self.lines: dict[fx.Node, str] = {}
         self.line = ""
         self._known: dict[fx.Node, tuple[Any, Any]] = {}
+        self._learns = torch.is_grad_enabled()
+        self._without_grad: set[fx.Node] = set()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if isinstance(m, activations.Elementwise):
@@ -155,6 +158,7 @@ class _Tracer(fx.Tracer):
                 evaluated = self.trace(model)
             self.lines.clear()
             self._known.clear()
+            self._without_grad.clear()
             model.train()
             traced = self.trace(model)
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
@@ -167,7 +171,19 @@ class _Tracer(fx.Tracer):
             )
         for node, other in pairs:
             self._follow_mode(traced, node, other)
+        self._detach(traced)
         return traced
+
+    def _detach(self, traced: fx.Graph) -> None:
+        """Nothing is pulled through what the model does in ``with torch.no_grad()``."""
+        for node in self._without_grad:
+            users = [user for user in node.users if user not in self._without_grad]
+            if users:
+                with traced.inserting_after(node):
+                    ended = traced.call_function(detach, (node,))
+                self.lines[ended] = self.lines.get(node, "")
+                for user in users:
+                    user.replace_input_with(node, ended)
 
     def _follow_mode(self, traced: fx.Graph, node: fx.Node, other: fx.Node) -> None:
         """Put the model's own flag where the two traces have True and False."""
@@ -233,6 +249,8 @@ class _Tracer(fx.Tracer):
         node = super().create_node(*args, **kwargs)
         self.line = _user_line() or self.line
         self.lines[node] = self.line
+        if self._learns and not torch.is_grad_enabled() and node.op.startswith("call"):
+            self._without_grad.add(node)
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -281,6 +299,11 @@ class _Tracer(fx.Tracer):
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def detach(value: Any) -> Any:
+    """The same tensors, or whatever else it is, with no gradient to what they were made of."""
+    return tree_map(lambda part: part.detach() if isinstance(part, Tensor) else part, value)
 
 
 class _Shaped(fx.Proxy):
