@@ -135,6 +135,11 @@ class Lifted(nn.Module):
         self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
+    @property
+    def _orig_mod(self) -> nn.Module:
+        """The module by the name that torch.compile's wrapper gives it."""
+        return self.module
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return self.module(*args, **kwargs)

@@ -352,6 +352,7 @@ def _norm(
         W = edge.linear.weight.detach()
         if min(W.shape) > _NARROW:
             return float(_matrix_norm(W, start_vector(W[:1]), iterations)[0])
+        W = W.float() if W.dtype in (torch.float16, torch.bfloat16) else W
         gram = W @ W.T if W.shape[0] < W.shape[1] else W.T @ W
         return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])))
     return float(edge_norm(edge, source, X, None, iterations, switches)[0])

@@ -130,11 +130,14 @@ class Skip(nn.Module):
 
 
 SHARED = nn.Linear(3, 3)
+TIED = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+TIED[2].weight = TIED[0].weight
 OTHERS = {
     "a skip": (Skip(), r"'output' .* states \(0, 1\) by add, last"),
     "a convolution": (nn.Sequential(nn.Conv1d(1, 2, 3), nn.ReLU()), "'1' .* by 0"),
     "softmax": (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), "elementwise activation.*'1'"),
     "two uses": (nn.Sequential(SHARED, nn.ReLU(), SHARED), "0.weight is used twice"),
+    "one weight of two layers": (TIED, "0.weight is used twice"),
 }
 
 

@@ -120,8 +120,13 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside torch.compile's wrapper, whose weights it shares."""
+    """The module inside the wrapper of torch.compile, `lpom.lift` or data-parallel training.
+
+    It has the same weights.
+    """
     inner = getattr(model, "_orig_mod", None)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        inner = model.module
     return unwrapped(inner) if isinstance(inner, nn.Module) else model
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from lpom import methods
 from lpom.checks import as_device, check_number
-from lpom.exceptions import CheckpointError
+from lpom.exceptions import CheckpointError, UntrainableError
 from lpom.losses import Loss
 from lpom.methods import Method, Problem, State
+from lpom.methods.backprop import Backprop
 from lpom.methods.base import fingerprint
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating
@@ -74,8 +75,8 @@ def fit(
         for one of packed sequences a ``PackedSequence``.
     method : name or Method
     loss : name or Loss; "auto" follows y, see :meth:`lpom.training.tasks.Task.infer`
-    batch_size : rows per step, by default 100 or all if there are fewer; full-batch methods take
-        all in any case
+    batch_size : rows per step, by default 100 or all if there are fewer (one or a few more where
+        batch norm would else meet a single last row); full-batch methods take all in any case
     validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
     weight_decay : float
         Strength c of a penalty :math:`\frac{c}{2} \|W\|^2` on matrices and kernels beside the mean
@@ -171,9 +172,10 @@ def fit(
             task = loader.task = _task(takes, targets, loss)
             train: Source = loader
         else:
+            _check_rows(X)
             takes = Signature.of(model, X)
             task = _task(takes, y, loss)
-            size = _rows_per_step(X, method, batch_size)
+            size = _rows_per_step(X, method, batch_size, model)
             order = torch.Generator().manual_seed(known)
             generators = Generators(place, [order])
             train = Arrays(
@@ -190,6 +192,7 @@ def fit(
         known_targets = train.target if isinstance(train, Arrays) else train.probe().target
         task.check_range(known_targets, takes.output_activation)
         problem = Problem(takes.graph, task.loss, model)
+        _check_hooks(problem, method)
         if place.type == "cpu" and _is_small(problem, len(train.probe())):
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
@@ -416,10 +419,42 @@ def _check_no_targets(y: Any) -> None:
         raise TypeError("a DataLoader brings its own targets; leave y out.")
 
 
-def _rows_per_step(X: Any, method: Method[Any], batch_size: int | None) -> int | None:
+def _rows_per_step(
+    X: Any, method: Method[Any], batch_size: int | None, model: nn.Module
+) -> int | None:
     if method.full_batch:
         return None
-    return min(_DEFAULT_ROWS, n_rows(X)) or None if batch_size is None else batch_size
+    if batch_size is not None:
+        return batch_size
+    n = n_rows(X)
+    size = min(_DEFAULT_ROWS, n)
+    if any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
+        while 1 < size < n and n % size == 1:  # a last row by itself would have no variance
+            size += 1
+    return size or None
+
+
+def _check_rows(X: Any) -> None:
+    """Batches by any other name than a DataLoader's are not taken for rows."""
+    pairs = isinstance(X, list) and len(X) > 0 and isinstance(X[0], tuple | list)
+    batches = pairs and all(isinstance(part, Tensor) and part.ndim > 0 for part in X[0])
+    if batches or isinstance(X, Dataset) or hasattr(X, "__next__"):
+        raise TypeError(
+            f"X must be an array of rows or a DataLoader, got {type(X).__name__}. Batches come "
+            "from a loader: lpom.fit(model, DataLoader(dataset, batch_size=100, shuffle=True))."
+        )
+
+
+def _check_hooks(problem: Problem, method: Method[Any]) -> None:
+    if isinstance(method, Backprop):
+        return
+    for name, parameter in problem.model.named_parameters():
+        if parameter._backward_hooks:
+            raise UntrainableError(
+                f"{name} has a hook on its gradient (register_hook), which {method.name!r} would "
+                "pass over: only autograd calls it. Remove it, freeze what is not to move with "
+                "requires_grad_(False), or train with lpom.lift(model) in a loop of your own."
+            )
 
 
 def _validation_source(

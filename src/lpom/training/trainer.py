@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -196,7 +197,7 @@ class Trainer:
             answers: list[Any] = []
             if self.team.first:
                 answers = [callback(self.history[-1]) for callback in self.callbacks]
-            asked = self.team.of_first(any(answer is True for answer in answers))
+            asked = self.team.of_first(any(map(_says_stop, answers)))
             if self.watch is not None and self.watch.stops:
                 self.status = "stopped-early"
             elif asked:
@@ -255,7 +256,15 @@ class Trainer:
             self._diverged()
 
     def _step_alone(self, batch: Batch) -> Tensor | None:
-        return self.method.step(self.problem, batch, self.state)
+        try:
+            return self.method.step(self.problem, batch, self.state)
+        except ValueError as error:
+            if len(batch) > 1 or "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                "batch norm has no variance in a batch of a single row, as the last one of this "
+                "epoch is. Take another batch_size, or drop_last=True in a DataLoader."
+            ) from error
 
     def _end_epoch(self) -> None:
         """Measure, on the side, what the epoch has brought, and write it down."""
@@ -509,6 +518,14 @@ class Trainer:
 def settings_of(method: Method[Any]) -> str:
     """The method and all its settings, the same in every process."""
     return re.sub(r" at 0x[0-9a-f]+", "", f"{method.name}({method.get_params()})")
+
+
+def _says_stop(answer: Any) -> bool:
+    """True itself, numpy's or torch's; another value that counts as true may mean anything."""
+    single = isinstance(answer, np.bool_) or (
+        isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
+    )
+    return answer is True or (single and bool(answer))
 
 
 def _optimizer(state: State) -> list[str]:
