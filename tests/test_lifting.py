@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lpom
 from lpom import networks
@@ -308,3 +309,51 @@ def test_mistakes_are_explained():
         lpom.lift(model, reduction="median")
     with pytest.raises(TypeError, match="without any"):
         lpom.lift(model)()
+
+
+class Recomputing(nn.Module):
+    """A middle part that is run again on the way back."""
+
+    def __init__(self, reentrant, *, inside):
+        super().__init__()
+        torch.manual_seed(0)
+        self.below, self.above = nn.Linear(6, 6), nn.Linear(6, 3)
+        part = nn.Sequential(nn.Linear(6, 6), Elementwise(Step()))
+        self.part = lpom.lift(part, mu=2.0) if inside else part
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        h = self.below(x)
+        if self.reentrant is None:
+            return self.above(self.part(h))
+        return self.above(checkpoint(self.part, h, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_parts_are_refused_unless_they_are_lifted_inside(reentrant):
+    X = torch.randn(20, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(lpom.UntrainableError, match="calls torch.utils.checkpoint"):
+        lpom.lift(Recomputing(reentrant, inside=False))(X)
+    found, wanted = (Recomputing(way, inside=True) for way in (reentrant, None))
+    for model in (found, wanted):
+        model(X).square().mean().backward()
+    for p, q in zip(found.parameters(), wanted.parameters(), strict=True):
+        assert p.grad.abs().sum() > 0
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("name", ["sign", "round", "floor"])
+def test_jumps_of_torch_are_told_from_ours(name):
+    class Jumps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.below, self.above = nn.Linear(6, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.above(getattr(torch, name)(self.below(x)))
+
+    lifted = lpom.lift(Jumps())
+    lifted(torch.randn(5, 6))
+    assert "the derivative 0" in lifted.report() and "Elementwise" in lifted.report()
+    with pytest.raises(lpom.UntrainableError, match=f"{name}.*derivative 0.*Elementwise"):
+        lpom.fit(Jumps(), torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1]))

@@ -10,13 +10,16 @@ down one m-th of that, so :math:`\mu' = \mu / m`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from types import FrameType
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from lpom import activations
 from lpom.activations import Activation, Identity
@@ -212,6 +215,8 @@ class _Lifting(TorchFunctionMode):
         if not torch.compiler.is_compiling() and _is_simple(func):
             return func(*args, **(kwargs or {}))
         named = dict(kwargs or {})
+        if not torch.compiler.is_compiling():
+            _check_recomputing()
         if func is apply:
             return self._answer(args[1], args[0])
         scanned = None if named else called(func, args)
@@ -263,6 +268,20 @@ class _Lifting(TorchFunctionMode):
             call.scan, self.strength, n_start, x, *call.start, *call.weights
         )
         return outputs.transpose(0, 1) if call.batch_first else outputs, *ends
+
+
+def _check_recomputing() -> None:
+    """Raise where the model has a part of itself run again on the way back: unlifted, there."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code is not Lifted.forward.__code__:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            raise UntrainableError(
+                "the lifted model calls torch.utils.checkpoint, which runs a part of it again in "
+                "backward(), where nothing is lifted: its gradients would be wrong. Turn "
+                "activation checkpointing off, or lift the part inside, "
+                "checkpoint(lpom.lift(part), x)."
+            )
+        frame = frame.f_back
 
 
 @lru_cache(maxsize=256)

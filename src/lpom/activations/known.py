@@ -255,6 +255,13 @@ NOT_MONOTONE = {
     "softmin": "it falls where softmax rises",
     "log_softmax": "its derivative is not symmetric",
 }
+#: Functions of torch that are flat between jumps, and ours that are trained through them.
+JUMPING = {
+    "sign": "sign",
+    "sgn": "sign",
+    "heaviside": "step",
+    **dict.fromkeys("round floor ceil trunc fix".split(), "staircase"),
+}
 _ADVICE = {"log_softmax": "Leave it out and train on logits with cross-entropy."}
 _NOT_MONOTONE_MODULES: dict[type[nn.Module], str] = {
     nn.GELU: "gelu",
@@ -348,6 +355,12 @@ def from_call(
     name = name.rstrip("_")
     if name in NOT_MONOTONE:
         raise ValueError(_not_monotone(name, name))
+    if name in JUMPING:
+        raise ValueError(
+            f"torch's {name} has the derivative 0, so nothing below it would learn. Use "
+            f"lpom.activations.Elementwise(lpom.activations.get({JUMPING[name]!r})) instead, which "
+            "is trained through its jumps."
+        )
     if name not in _CALLS:
         return None
     call, named = _CALLS[name], dict(kwargs or {})
@@ -363,7 +376,7 @@ def from_call(
 
 def call_names() -> list[str]:
     """Bare names of torch's functions for which `from_call` has an answer, or a reason why not."""
-    return [*_CALLS, *NOT_MONOTONE]
+    return [*_CALLS, *NOT_MONOTONE, *JUMPING]
 
 
 def is_activation(module: nn.Module) -> bool:
