@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -339,7 +340,8 @@ def test_rare_and_new_values_share_an_input():
     frame = rows(c=[f"v{k % 25}" for k in range(60)])
     features = Features.fit(frame)
     assert features.input_names[-1] == "c = (other)"
-    X = features.encode(frame.assign(c="never seen"), warn=True)
+    with pytest.warns(UserWarning, match="every row of column 'c'"):
+        X = features.encode(frame.assign(c="never seen"), warn=True)
     np.testing.assert_array_equal(X[:, 1:-1], 0)
     np.testing.assert_array_equal(X[:, -1], 1)
 
@@ -480,3 +482,55 @@ def test_baselines_answer_always_the_same():
     assert found["MAE of rooms"] == found["RMSE of rooms"] == 1.0
     assert found["MAE of price"] == found["RMSE of price"] == 500.0
     assert found["R²"] == pytest.approx(((1 - 2 / 2) + (1 - 0.5e6 / 2e6)) / 2)
+
+
+def test_the_year_9999_is_no_date_and_far_ones_are():
+    written = pd.Series(["2020-01-01", "9999-12-31", "1600-05-05", "2021-03-04"] * 15)
+    for column in (written, written.astype("datetime64[s]")):
+        frame = pd.DataFrame({"until": column, "x": np.arange(60) % 7 + 0.5})
+        days = ColumnPlan.decide(frame).read(frame)["until"]
+        since = [(np.datetime64(day) - np.datetime64("1970-01-01")).astype(int) for day in written]
+        assert days.isna().tolist() == (written == "9999-12-31").tolist()
+        np.testing.assert_array_equal(days.dropna(), [d for d in since if d < 2_900_000])
+
+
+def test_dates_of_pyarrow_are_dates():
+    pa = pytest.importorskip("pyarrow")
+    moments = pd.Series(pd.date_range("2020-01-01", periods=60, freq="7h"))
+    kinds = {"day": pa.date32(), "time": pa.timestamp("ns"), "there": pa.timestamp("s", "UTC")}
+    arrow = {name: moments.astype(pd.ArrowDtype(kind)) for name, kind in kinds.items()}
+    frame = pd.DataFrame({**arrow, "x": np.arange(60) % 7 + 0.5})
+    plan = ColumnPlan.decide(frame)
+    assert [column.kind for column in plan.columns] == ["date"] * 3 + ["number"]
+    wanted = (moments - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    read = plan.read(frame)
+    np.testing.assert_allclose(read["time"], wanted)
+    np.testing.assert_allclose(read["there"], wanted, atol=1e-4)
+    np.testing.assert_allclose(read["day"], np.floor(wanted))
+    lasting = (moments - moments[0]).astype(pd.ArrowDtype(pa.duration("ns")))
+    with pytest.raises(DataError, match="'w' holds values of type duration"):
+        ColumnPlan.decide(frame.assign(w=lasting))
+
+
+def test_what_is_said_to_be_a_category_is_one():
+    frame = pd.DataFrame({"ward": pd.Categorical([1, 2, 3, 4] * 15), "x": np.arange(60) % 7 + 0.5})
+    ward, x = ColumnPlan.decide(frame).columns
+    assert (ward.kind, ward.values) == ("category", ("1", "2", "3", "4")) and x.kind == "number"
+
+
+def test_one_name_to_ignore_is_not_its_letters():
+    frame = pd.DataFrame({name: np.arange(60) % 7 + 0.5 for name in ("a", "b", "ab")})
+    kinds = {c.name: c.kind for c in ColumnPlan.decide(frame, ignore="ab").columns}
+    assert kinds == {"a": "number", "b": "number", "ab": "dropped"}
+
+
+def test_categories_that_lost_their_zeros_or_are_all_rare_are_said():
+    codes = [f"0{1000 + k % 50}" for k in range(400)]
+    plan = ColumnPlan.decide(pd.DataFrame({"zip": codes, "x": np.arange(400) % 7 + 0.5}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan.read(pd.DataFrame({"zip": codes, "x": 0.0}), warn=True)
+    with pytest.warns(UserWarning, match="texts such as '01000' and holds numbers here"):
+        plan.read(pd.DataFrame({"zip": list(map(int, codes)), "x": 0.0}), warn=True)
+    with pytest.warns(UserWarning, match="every row of column 'zip'.*rare or absent, e.g. 'q'"):
+        plan.read(pd.DataFrame({"zip": ["q"] * 12, "x": 0.0}), warn=True)

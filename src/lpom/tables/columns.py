@@ -140,7 +140,11 @@ def _decide(column: pd.Series, words: pd.Series, locale: Locale) -> Column:
         return Column(name, "yes/no")
     if types.is_datetime64_any_dtype(dtype):
         return Column(name, "date", date=DateFormat())
-    if types.is_timedelta64_dtype(dtype) or types.is_complex_dtype(dtype):
+    if (
+        _is_arrow(dtype, "duration")
+        or types.is_timedelta64_dtype(dtype)
+        or types.is_complex_dtype(dtype)
+    ):
         raise DataError(f"holds values of type {dtype}; turn them into numbers")
     if types.is_numeric_dtype(dtype):
         return Column(name, "number")
@@ -150,6 +154,8 @@ def _decide(column: pd.Series, words: pd.Series, locale: Locale) -> Column:
         return Column(name, "dropped", "empty")
     if known.str.lower().isin(_YES_NO).all():
         return Column(name, "yes/no")
+    if isinstance(dtype, pd.CategoricalDtype):  # of numbers too: somebody said so
+        return _worded(words.dropna(), name)
     form = number_format(known, locale.decimal, locale.thousands)
     if form is not None:
         no_numbers = known[form.read(known).isna()]
@@ -245,6 +251,19 @@ def texts(column: pd.Series) -> pd.Series:
         column = column.astype("string")
     made = column.str.strip()
     return made.mask(made == "")
+
+
+def plain(column: pd.Series) -> pd.Series:
+    """With pandas' own dates in place of pyarrow's, whose arithmetic is not theirs."""
+    dtype = column.dtype
+    if _is_arrow(dtype, "timestamp") or _is_arrow(dtype, "date"):
+        return pd.to_datetime(column.astype(object), errors="coerce", utc=True).dt.tz_localize(None)
+    return column
+
+
+def _is_arrow(dtype: Any, kind: str) -> bool:
+    """Whether values are pyarrow's, of a type whose name begins so."""
+    return isinstance(dtype, pd.ArrowDtype) and str(dtype.pyarrow_dtype).startswith(kind)
 
 
 def _text(value: Any) -> str:

@@ -108,6 +108,9 @@ def _share(yes: pd.Series) -> bool:
 
 
 def _days(moments: pd.Series) -> pd.Series:
+    """Days since 1970; the year 9999, by which tables say that there is no end, is none."""
     if moments.dt.tz is not None:
         moments = moments.dt.tz_convert("UTC").dt.tz_localize(None)
-    return (moments - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    # nanoseconds do not go as far as that
+    days = moments.to_numpy("datetime64[us]").astype(np.int64) / 86_400e6
+    return pd.Series(days, index=moments.index).mask(moments.isna() | (moments.dt.year >= 9999))

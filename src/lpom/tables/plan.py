@@ -9,10 +9,23 @@ from typing import Any, final
 
 import numpy as np
 import pandas as pd
+from pandas.api import types
 
 from lpom.exceptions import DataError, unknown_name
-from lpom.tables.columns import KINDS, MISSING, OTHER, Column, Locale, decide, listed, texts
+from lpom.tables.columns import (
+    KINDS,
+    MISSING,
+    OTHER,
+    Column,
+    Locale,
+    decide,
+    listed,
+    plain,
+    texts,
+)
 from lpom.tables.numbers import is_missing, like_thousands
+
+_ALL_RARE = 10  # rows whose category is rare in all of them
 
 
 @final
@@ -27,7 +40,7 @@ class ColumnPlan:
         cls,
         frame: pd.DataFrame,
         *,
-        ignore: Iterable[str] = (),
+        ignore: str | Iterable[str] = (),
         kinds: Mapping[str, str] | None = None,
         locale: Locale | None = None,
     ) -> ColumnPlan:
@@ -39,7 +52,8 @@ class ColumnPlan:
             With everything that can't be told or done, all at once.
         """
         frame, locale = named(frame), locale or Locale()
-        ignored, given = set(ignore), dict(kinds or {})
+        ignored = {ignore} if isinstance(ignore, str) else set(ignore)
+        given = dict(kinds or {})
         problems = _unknown(ignored | set(given), list(frame.columns), given)
         made: list[Column] = []
         for name in frame.columns:
@@ -129,6 +143,11 @@ class ColumnPlan:
 def named(frame: pd.DataFrame) -> pd.DataFrame:
     """With texts as the names of its columns; an array becomes a frame."""
     frame = pd.DataFrame(frame)
+    arrow = [k for k, dtype in enumerate(frame.dtypes) if isinstance(dtype, pd.ArrowDtype)]
+    if arrow:
+        frame = frame.copy()
+        for k in arrow:
+            frame.isetitem(k, plain(frame.iloc[:, k]))
     names = [str(name) for name in frame.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -193,9 +212,20 @@ def _strange_numbers(column: Column, raw: pd.Series, values: pd.Series) -> list[
 def _strange_categories(column: Column, raw: pd.Series) -> list[str]:
     said = texts(raw).fillna(MISSING)
     unknown = said[~said.isin(column.values)]
+    notes = []
+    padded = [value for value in column.values if value.isdigit() and value[0] == "0" != value]
+    if padded and types.is_numeric_dtype(raw.dtype):
+        notes.append(
+            f"column {column.name!r} held texts such as {padded[0]!r} and holds numbers here, "
+            "without the zeros in front: read it as text (dtype=str)"
+        )
+    elif OTHER in column.values and len(unknown) == len(said) >= _ALL_RARE:
+        notes.append(
+            f"every row of column {column.name!r} holds a value that was rare or absent, e.g. "
+            f"{said.iloc[0]!r}"
+        )
     if OTHER in column.values:
         unknown = unknown[unknown == MISSING]  # rare values were met in training, one or another
-    notes = []
     if len(new := unknown[unknown != MISSING]):
         notes.append(f"column {column.name!r} holds {listed(new.unique(), 3)}")
     if len(empty := unknown[unknown == MISSING]):
