@@ -70,3 +70,15 @@ def test_going_on_is_the_same_in_any_unit(digits):
             model.partial_fit(X * scale, y, classes=np.unique(y))
         scores.append(model.predict_proba(X * scale))
     np.testing.assert_allclose(*scores, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [11.0, 50.0, 99.0, 1e4])
+def test_a_table_of_ages_or_per_cents_is_brought_near_1(size):
+    X = np.random.default_rng(0).uniform(-1, 1, (50, 3)) * size
+    assert abs(divided(X, units(X))).max() == pytest.approx(1, rel=0.1)
+
+
+def test_a_long_tail_is_no_unit():
+    X = np.random.default_rng(0).normal(size=(500, 4))
+    X[0, 2] = 60.0
+    assert units(X) is None

@@ -1,9 +1,10 @@
 """Columns of an unfamiliar size: what they are divided by while a network learns from them.
 
-Networks learn from numbers near 1. Columns whose largest number is between `SMALL` and `LARGE` in
-size stay as they are. A table that is small or large as a whole is divided by one number, which
-keeps pictures as they look; columns that stand out of their table are divided by their own. The
-trained network takes the columns as they were: the first weights carry the division.
+Networks learn from numbers near 1. A table whose columns' largest numbers lie, in the middle,
+between `SMALL` and `LARGE` stays as it is; another one is divided by that one number, which keeps
+pictures as they look. Columns that stand out of their table by a factor of `APART` are divided by
+their own: fewer would be those with a long tail. The trained network takes the columns as they
+were: the first weights carry the division.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import issparse
 from torch import nn
 
-SMALL, LARGE = 0.02, 100.0
+SMALL, LARGE, APART = 0.02, 10.0, 100.0
 
 
 def units(X: Any) -> NDArray[Any] | None:
@@ -27,7 +28,7 @@ def units(X: Any) -> NDArray[Any] | None:
     common = float(np.median(size[filled])) if filled.any() else 1.0
     if SMALL <= common <= LARGE:
         common = 1.0
-    usual = (SMALL * common <= size) & (size <= LARGE * common)
+    usual = (SMALL * common <= size) & (size <= APART * common)
     found = np.where(usual | ~filled, common, size)
     return None if bool((found == 1).all()) else found
 
