@@ -273,7 +273,11 @@ def test_what_is_written_and_how_good_it_is_are_said(trained):
     assert "wrote 9 predictions of drink to a.csv\n" in result.stderr
     assert f"accuracy {100 * right:.2f} %" in result.stderr
     assert "on the 9 rows that have drink" in result.stderr
-    scores = lpom.load(trained / "run").score(people(9))
+    predictor, others = lpom.load(trained / "run"), people(9)
+    scores = predictor.score(others)
+    (target,) = predictor.target.names
+    assert predictor.score(others.drop(columns=target), others[target]) == scores
+    assert predictor.score(others, others[target].tolist()) == scores
     assert scores["accuracy"] == right
     everything = call("predict", trained / "run", "new.csv", "--keep", "all")
     assert everything.splitlines()[0] == ",".join([*people(9).columns, "extra", "prediction"])

@@ -243,3 +243,19 @@ def test_neurons_that_nir_has_not(tmp_path):
         to_nir(model, tmp_path / "model.nir", torch.zeros(1, 3), neurons="spiking")
     with pytest.raises(ExportError, match="no layer below"):
         to_nir(model[1:], tmp_path / "model.nir", torch.zeros(1, 4), neurons="if")
+
+
+def test_estimators_lifted_models_and_arrays_are_taken(tmp_path):
+    pytest.importorskip("onnxruntime")
+    X, y = np.random.default_rng(0).normal(size=(40, 5)), np.arange(40) % 3
+    estimator = lpom.MLPClassifier((4,), tol=1.0, random_state=0).fit(X, y)
+    for k, model in enumerate((estimator, lpom.lift(estimator.to_torch()))):
+        assert to_onnx(model, tmp_path / f"{k}.onnx", X[:7]).exists()
+
+
+@pytest.mark.parametrize("write", [to_onnx, to_nir])
+def test_arguments_in_another_order_are_told(write, tmp_path):
+    with pytest.raises(TypeError, match="module or a trained estimator, then a path"):
+        write(tmp_path / "a", nn.Linear(2, 3), drawn(4, 2))
+    with pytest.raises(TypeError, match=r"save\(path, model\)"):
+        lpom.saving.save(nn.Linear(2, 3), tmp_path / "a")

@@ -534,3 +534,10 @@ def test_categories_that_lost_their_zeros_or_are_all_rare_are_said():
         plan.read(pd.DataFrame({"zip": list(map(int, codes)), "x": 0.0}), warn=True)
     with pytest.warns(UserWarning, match="every row of column 'zip'.*rare or absent, e.g. 'q'"):
         plan.read(pd.DataFrame({"zip": ["q"] * 12, "x": 0.0}), warn=True)
+
+
+def test_a_flag_is_0_or_1():
+    plan = ColumnPlan.decide(pd.DataFrame({"f": [True, False] * 30, "x": np.arange(60) % 7 + 0.5}))
+    with pytest.warns(UserWarning, match="'f' holds '5' in row 2, which is no yes/no"):
+        read = plan.read(pd.DataFrame({"f": [1, 5, 0], "x": 0.0}), warn=True)
+    np.testing.assert_array_equal(read["f"], [1, np.nan, 0])

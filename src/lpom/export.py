@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lpom.activations import Identity, Sign, Step, from_module, is_activation
 from lpom.checks import check_choice, require
 from lpom.exceptions import LPOMError
+from lpom.graph.tracing import unwrapped
 from lpom.modes import evaluating
 
 _ONNX = "onnx onnxruntime onnxscript"  # to install
@@ -26,7 +27,7 @@ class ExportError(LPOMError, ValueError):
     """A file that cannot be written, or that does not say what the network says."""
 
 
-def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
+def to_onnx(model: Any, path: str | Path, example: Any) -> Path:
     """Write a network as ONNX, for batches of any size, and run it to see that it is the same.
 
     Outputs for ``example`` must be torch's to rounding, by onnxruntime on the processor; of a
@@ -36,12 +37,13 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
 
     Parameters
     ----------
+    model : a module, one of `lpom.lift` too, or a trained estimator
     example : a batch of inputs
     """
+    model, path, example = _given(model, path, example)
     require("onnxscript", "writing ONNX", _ONNX)
     onnx = require("onnx", "writing ONNX", _ONNX)
     runtime = require("onnxruntime", "checking an ONNX file", _ONNX)
-    path = Path(path)
     with evaluating(model):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch's exporter, on its own doings
@@ -69,6 +71,20 @@ def to_onnx(model: nn.Module, path: str | Path, example: Tensor) -> Path:
             "of the rows of the example; do not use it."
         )
     return path
+
+
+def _given(model: Any, path: Any, example: Any) -> tuple[nn.Module, Path, Tensor]:
+    """A plain module, a path and a batch in the module's dtype."""
+    found = model.to_torch() if hasattr(model, "to_torch") else model
+    if not isinstance(found, nn.Module) or not isinstance(path, str | Path):
+        raise TypeError(
+            "expected a torch module or a trained estimator, then a path, then a batch of inputs; "
+            f"got {type(model).__name__}, {type(path).__name__} and {type(example).__name__}."
+        )
+    found = unwrapped(found)
+    like = next(found.parameters(), torch.empty(0))
+    batch = torch.as_tensor(example).to(like.device)
+    return found, Path(path), batch.to(like.dtype) if batch.is_floating_point() else batch
 
 
 def _write_integers(onnx: Any, path: Path) -> None:
@@ -110,7 +126,7 @@ def _integers(weights: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "threshold") -> Path:
+def to_nir(model: Any, path: str | Path, example: Any, neurons: str = "threshold") -> Path:
     r"""Write a network of steps in NIR, the format of neuromorphic hardware and its simulators.
 
     The network is a Sequential of Linear, Conv2d, Flatten and batch norm, with step or sign between
@@ -127,6 +143,7 @@ def to_nir(model: nn.Module, path: str | Path, example: Tensor, neurons: str = "
         twice the size of the example's brings two spikes, and its bias plus one.
     """
     check_choice("neurons", neurons, ("threshold", "if"))
+    model, path, example = _given(model, path, example)
     nir = require("nir", "writing NIR")
     if not isinstance(model, nn.Sequential):
         raise ExportError(f"NIR is written of an nn.Sequential, not of {type(model).__name__}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pandas as pd
@@ -77,8 +77,17 @@ class Predictor:
         """The probability of every class, (n, classes); of every label by itself if several."""
         return np.asarray(self.target.shares(self._shares(self.encode(frame))))
 
-    def score(self, frame: pd.DataFrame) -> dict[str, float]:
-        """Accuracy and the like, or errors in the target's unit, of rows that have the target."""
+    def score(self, frame: pd.DataFrame, y: Any = None) -> dict[str, float]:
+        """Accuracy and the like, or errors in the target's unit, of rows that have the target.
+
+        Or that are given it as ``y``, in the words of the table.
+        """
+        if y is not None:
+            names = list(self.target.names)
+            frame = pd.DataFrame(frame).drop(columns=names, errors="ignore")
+            values = np.asarray(y, dtype=object).reshape(len(frame), len(names))
+            given = pd.DataFrame(values, columns=names, index=frame.index)
+            frame = pd.concat([frame, given.infer_objects()], axis=1)
         if not set(self.target.names) <= set(frame.columns):
             raise DataError(f"the table has no column {self.target.name!r} to compare with.")
         known = self.target.known(frame)
@@ -153,6 +162,12 @@ class Predictor:
     def load(cls, path: str | os.PathLike[str], history: History | None = None) -> Predictor:
         """What :meth:`save` wrote; ``history`` if that of the training is known."""
         model, metadata = saving.load(path)
+        if "text" in metadata:
+            raise ModelFileError(
+                f"{path} holds a network of characters: it has no table to predict or report on. "
+                "lpom.experiments.text.TextModel.load(path).sample() has it write; samples.txt and "
+                "curves.png stand beside it."
+            )
         try:
             target = target_from_json(metadata["target"])
             reading = Reading(**metadata["reading"])

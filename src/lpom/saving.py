@@ -70,6 +70,11 @@ def save(
     ModelFileError
         If a weight is NaN or infinite, or has no value yet.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "expected a path and then a torch module, save(path, model); got "
+            f"{type(path).__name__} and {type(model).__name__}."
+        )
     model = unwrapped(model)
     for name, parameter in model.named_parameters():
         if is_lazy(parameter) or parameter.is_meta:

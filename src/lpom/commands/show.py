@@ -16,6 +16,7 @@ _MANY = 40  # columns; of more only those that are no plain numbers are listed
 _PERCENT = ("accuracy", "balanced accuracy")
 _BASELINE = "baseline"
 _TOLD_APART = 0.7  # AUC from which on classes are told apart, whatever the accuracy
+_MOST_ALIKE = 0.6  # share of one class from which on the others are rare
 
 
 def plan_table(plan: ColumnPlan) -> Table:
@@ -119,7 +120,8 @@ def no_better(config: dict[str, Any]) -> str:
     name = "R²" if config["metric"] == "r2" else "balanced accuracy" if weighted else "accuracy"
     if name not in test or test[name] > test[_BASELINE][name]:
         return ""
-    if test.get("AUC", 0.0) > _TOLD_APART and not weighted:
+    rare = test[_BASELINE].get("accuracy", 0.0) > _MOST_ALIKE  # others are
+    if test.get("AUC", 0.0) > _TOLD_APART and rare and not weighted:
         return (
             f"no more rows are right than with an answer that is {test[_BASELINE]['answer']}, "
             f"although the classes are told apart (AUC {test['AUC']:.2f}): --class-weight balanced "

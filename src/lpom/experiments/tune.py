@@ -142,7 +142,7 @@ class Trials:
         differing = [name for name in made.of if before.get(name) != made.of[name]]
         if differing:
             raise ValueError(
-                f"{folder} holds another search: its {' and '.join(differing)} differ. Name "
+                f"{folder} holds another search: another {' and another '.join(differing)}. Name "
                 "another folder, or use --force to start anew."
             )
         return made

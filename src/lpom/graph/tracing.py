@@ -49,6 +49,11 @@ def traced(
                 f"the layer of {name} is lazy and has no weights yet; call the model once on a "
                 "batch of data first."
             )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UntrainableError(
+            "a scripted or jit-traced module shows nothing of what it does; give the module that "
+            "it was made of."
+        )
     if model._forward_hooks or model._forward_pre_hooks:
         raise UntrainableError(
             "the model itself has forward hooks, which tracing would pass over; give "

@@ -69,7 +69,8 @@ class Column:
             types.is_numeric_dtype(column.dtype) and not types.is_complex_dtype(column.dtype)
         ):
             values = column.to_numpy(np.float64, na_value=np.nan)
-            return pd.Series(np.where(np.isfinite(values), values, np.nan), index=column.index)
+            good = np.isin(values, (0, 1)) if self.kind == "yes/no" else np.isfinite(values)
+            return pd.Series(np.where(good, values, np.nan), index=column.index)
         known = texts(column)
         if self.kind == "yes/no":
             return known.str.lower().map(_AS_FLAG).astype(np.float64)

@@ -84,7 +84,7 @@ def date_format(texts: pd.Series, order: str | None = None) -> DateFormat | None
             if day_first and month_first and sign != "." and order is None:
                 raise DataError(
                     f"holds dates like {distinct.iloc[0]!r}, of which day and month could change "
-                    "places: say --date-order dmy or mdy"
+                    "places: say --date-order dmy or mdy (in Python date_order='dmy' or 'mdy')"
                 )
             if day_first and (not month_first or sign == "." or order == "dmy"):
                 return DateFormat(form)

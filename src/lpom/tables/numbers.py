@@ -101,7 +101,8 @@ def number_format(
         elif not known and sign == ",":
             raise DataError(
                 f"holds {example!r}, which may be {example.replace(',', '')} or "
-                f"{example.replace(',', '.')}: say --thousands ',' or --decimal ','"
+                f"{example.replace(',', '.')}: say --thousands ',' or --decimal ',' "
+                "(in Python thousands=',' or decimal=',')"
             )
         elif not known:
             comma_is_decimal = roles[",", "decimal"] or decimal == ","

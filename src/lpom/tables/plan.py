@@ -176,7 +176,7 @@ def _points_or_thousands(frame: pd.DataFrame, columns: list[Column], locale: Loc
                 problems.append(
                     f"column {column.name!r} holds {example!r}, which may be "
                     f"{example.replace('.', '')} since column {commas[0]!r} has decimal commas: "
-                    "say --thousands '.' or --decimal '.'"
+                    "say --thousands '.' or --decimal '.' (in Python thousands='.' or decimal='.')"
                 )
     return problems
 
