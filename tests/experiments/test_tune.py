@@ -129,7 +129,7 @@ def test_an_interrupted_search_goes_on_to_the_same_end(iris, whole, tmp_path, mo
 
 
 def test_another_search_is_not_mixed_in(iris, whole):
-    with pytest.raises(ValueError, match="another search: its seed differ.*--force"):
+    with pytest.raises(ValueError, match="another search: another seed.*--force"):
         tune(search(seed=1), iris, whole[1])
     (whole[1].parent / "damaged").mkdir()
     (whole[1].parent / "damaged" / tuning.SEARCH).write_text("{")
