@@ -27,9 +27,10 @@ from lpom.training.measuring import measure
 from lpom.training.precision import check_precision
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.signature import Signature
+from lpom.training.snapshots import copied
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
 from lpom.training.tasks import Task
-from lpom.training.trainer import Result, Trainer, copied
+from lpom.training.trainer import Result, Trainer
 
 _DEFAULT_ROWS = 100  # of a batch
 

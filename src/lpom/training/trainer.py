@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -30,6 +29,16 @@ from lpom.training.precision import in_bfloat16
 from lpom.training.progress import Bar
 from lpom.training.randomness import Generators
 from lpom.training.signals import Stopped
+from lpom.training.snapshots import (
+    check_agreement,
+    copied,
+    named_tensors,
+    optimizer_of,
+    put_back,
+    same,
+    settings_of,
+    weights_of,
+)
 from lpom.training.sources import Source
 from lpom.training.tasks import Task
 from lpom.weights.adaptive import SCHEDULES
@@ -137,7 +146,7 @@ class Trainer:
         self._average = averaged(model, averaging) if averaging else None
         self.status = "running"
         self.seconds = self.training_seconds = 0.0
-        self.good = _weights(model)
+        self.good = weights_of(model)
         self.best = self.good if self._chooses else None
         self.generators = generators
         self._probe = train.probe()
@@ -162,7 +171,7 @@ class Trainer:
             except (KeyboardInterrupt, Stopped) as reason:
                 self.status = "interrupted"
                 if self.team.size > 1 or not self._finite_here():
-                    _put_back(self.model, self.good)
+                    put_back(self.model, self.good)
                 text = "training was interrupted; the weights stay as they were."
                 warn(f"{text} {reason}".strip(), UserWarning)
             except DivergenceError as error:
@@ -208,7 +217,7 @@ class Trainer:
                 self._begin_epoch(self.generators.states())
                 self._keep(epoch_ended=True)
         if self.best is not None or self._average is not None:
-            _put_back(self.model, self.best or self.good)
+            put_back(self.model, self.best or self.good)
         if self.status != "stopped":  # whoever stops a run may know why
             self._compare_with_start()
         self._write()
@@ -270,7 +279,7 @@ class Trainer:
         """Measure, on the side, what the epoch has brought, and write it down."""
         self.training_seconds += self._epoch_seconds
         model = self.model if self._average is None else self._average.module
-        self.good = _weights(model)
+        self.good = weights_of(model)
         measured = self._of_all(self._measured)
         measured = measured or self._of_all(measure(model, self.train, self.task))
         if not measured:
@@ -407,7 +416,7 @@ class Trainer:
         return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     def _diverged(self) -> None:
-        _put_back(self.model, self.good if self.best is None else self.best)
+        put_back(self.model, self.good if self.best is None else self.best)
         epoch = len(self.history)
         restored = f"those of the end of epoch {epoch}" if epoch else "the initial ones"
         if epoch and self.best is not None:
@@ -425,7 +434,7 @@ class Trainer:
         watch = self.watch
         return {
             "method": settings_of(self.method),
-            "optimizer": _optimizer(self.state),
+            "optimizer": optimizer_of(self.state),
             "loss": repr(self.task.loss),
             "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
@@ -439,7 +448,7 @@ class Trainer:
             "validation data": None if self.validation is None else self.validation.describe(),
             "model": {
                 name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-                for name, tensor in _named(self.model)
+                for name, tensor in named_tensors(self.model)
             },
         }
 
@@ -448,7 +457,7 @@ class Trainer:
         return {
             "run": self.describe(),
             "status": self.status,
-            "model": dict(_named(self.model)),
+            "model": dict(named_tensors(self.model)),
             "method": self.team.memory(self.state.state_dict()),
             "generators": {
                 "start": self.generators.start,
@@ -481,7 +490,7 @@ class Trainer:
         saved = copied(saved, self.problem.graph.parameters[0].device)
         drawn = saved["generators"]
         self.history = History(self.task.metric, [Epoch.of(epoch) for epoch in saved["history"]])
-        if not _same(drawn["start"], self.generators.start):
+        if not same(drawn["start"], self.generators.start):
             self.generators.restore(drawn["start"])
             self.generators.start = drawn["start"]
             self.train.rewind()
@@ -503,7 +512,7 @@ class Trainer:
                 self.generators.restore(drawn["epoch"])
             self._batches = self.train.epoch(skip=saved["batches done"])
         self.generators.restore(drawn["now"])
-        _put_back(self.model, saved["model"])
+        put_back(self.model, saved["model"])
         self.state.load_state_dict(saved["method"])
         self._done, self._seen = saved["batches done"], saved["samples seen"]
         self._measured.load_state_dict(saved["measured"])
@@ -515,69 +524,9 @@ class Trainer:
         self.seconds, self.training_seconds, self._epoch_seconds = saved["seconds"]
 
 
-def settings_of(method: Method[Any]) -> str:
-    """The method and all its settings, the same in every process."""
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{method.name}({method.get_params()})")
-
-
 def _says_stop(answer: Any) -> bool:
     """True itself, numpy's or torch's; another value that counts as true may mean anything."""
     single = isinstance(answer, np.bool_) or (
         isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
     )
     return answer is True or (single and bool(answer))
-
-
-def _optimizer(state: State) -> list[str]:
-    """The optimiser's own settings, which a function that makes it does not tell."""
-    optimizer = state.optimizer if isinstance(state, OptimizerState) else None
-    if optimizer is None:
-        return []
-    found = []
-    for group in optimizer.param_groups:
-        known = group | {"lr": group.get("initial_lr", group["lr"])}  # before any schedule
-        plain = {k: v for k, v in known.items() if isinstance(v, int | float | str | tuple)}
-        found.append(f"{type(optimizer).__name__}({plain})")
-    return found
-
-
-def check_agreement(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise and say what differs, unless one run can go on from the other."""
-    differing = [name for name in now if before.get(name) != now[name]]
-    if differing:
-        listed = "; ".join(
-            f"{name} {before.get(name)} there, {now[name]} here" for name in differing
-        )
-        raise ValueError(f"this is not the run that was begun: {listed}.")
-
-
-def copied(value: Any, device: torch.device) -> Any:
-    """Copies of all tensors, on this device but for the bytes of generators."""
-    match value:
-        case Tensor():
-            place = torch.device("cpu") if value.dtype == torch.uint8 else device
-            return value.detach().to(place, copy=True)
-        case dict():
-            return {name: copied(inner, device) for name, inner in value.items()}
-        case list() | tuple():
-            return [copied(inner, device) for inner in value]
-    return value
-
-
-def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All parameters and buffers, those too that ``state_dict`` leaves out."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        yield name, tensor.detach()
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in _named(model)}
-
-
-def _put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    for name, tensor in _named(model):
-        tensor.copy_(weights[name])
-
-
-def _same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
