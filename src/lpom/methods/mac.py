@@ -17,7 +17,8 @@ from lpom.methods.optimizers import OptimizerState
 from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, least_squares
 from lpom.objectives import Objective, adjoint, total, value
-from lpom.weights.adaptive import Factory, Schedule, as_gradient
+from lpom.weights.adaptive import Factory, Schedule
+from lpom.weights.gradients import Gradients
 
 _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where it is
 
@@ -194,7 +195,7 @@ class MAC(Method[MACState]):
     ) -> None:
         r"""The gradient of :math:`\mu \|\phi(Z) - X\|^2 / 2` in the weights, as a mean."""
         assert state.optimizer is not None  # init made it
-        state.optimizer.zero_grad(set_to_none=True)
+        gradients = Gradients(problem.graph.parameters)
         for node in problem.graph:
             Z = value(node, X, switches)
             pull = (node.activation.phi(Z) - X[node.index]) * slope(node.activation, Z)
@@ -203,9 +204,8 @@ class MAC(Method[MACState]):
                 pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
             found = adjoint(node, X, pull, "weights", switches)
             for parameter, gradient in zip(node.edge.parameters, found, strict=True):
-                if parameter.requires_grad:
-                    own, old = as_gradient(parameter, gradient), parameter.grad
-                    parameter.grad = own if old is None else old + own
+                gradients.add(parameter, gradient, 1.0)
+        gradients.drop_old()
         if state.weight_decay:
             state.add_decay()
         state.optimizer.step()

@@ -130,15 +130,6 @@ def _check_kind(kind: type) -> None:
         )
 
 
-def as_gradient(parameter: nn.Parameter, gradient: Tensor, share: float | Tensor = 1.0) -> Tensor:
-    """``share * gradient`` in the memory layout of its weight.
-
-    Convolutions give gradients in a layout of their own, and fused optimisers go through the
-    memory of a weight and of its gradient side by side.
-    """
-    return torch.empty_like(parameter.detach()).copy_(gradient).mul_(share)
-
-
 def check_schedule(schedule: Schedule) -> None:
     if not callable(schedule):
         check_choice("schedule", schedule, tuple(SCHEDULES))

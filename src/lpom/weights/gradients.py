@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from lpom.graph.adjoints import is_narrow, product
-from lpom.weights.adaptive import as_gradient
 
 
 @final
@@ -18,7 +17,8 @@ class Gradients:
     """Where a sweep puts the gradients of these weights: in ``.grad``, where optimisers look.
 
     The first of a sweep is written over that of the last one: new memory would cost the time to
-    get its pages. Those of further uses of a weight are added.
+    get its pages. Those of further uses of a weight are added. They have the layout of their weight
+    in memory, which convolutions do not give them: fused optimisers go through both side by side.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -40,13 +40,11 @@ class Gradients:
         """``share * gradient``."""
         if not parameter.requires_grad:
             return
-        gradient = as_gradient(parameter, gradient, share)
-        if id(parameter) in self._known:
-            assert parameter.grad is not None
-            parameter.grad.add_(gradient)
+        old, kept = self._begun(parameter)
+        if kept:
+            old.add_(gradient * share)
         else:
-            parameter.grad = gradient
-            self._known.add(id(parameter))
+            torch.mul(gradient, share, out=old)
 
     def add_product(
         self, parameter: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor
