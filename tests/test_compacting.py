@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import lpom
 from lpom.activations import Elementwise, Sign
@@ -157,3 +158,94 @@ def test_what_group_sparsity_leaves_is_smaller_and_trains_on():
     made, report = same(model, X)
     assert report.removed == {"0": 9}
     lpom.fit(made, X, y, epochs=1, progress=False)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def low_rank(layer):
+    with torch.no_grad():
+        layer.weight.copy_(torch.outer(*(drawn(size) for size in layer.weight.shape)))
+    return layer
+
+
+def silenced(*modules):
+    """A network whose first layer has a unit that says the same to all."""
+    model = seeded(*modules)
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[0].bias[1] = 0.7
+    return model
+
+
+LEFT_ALONE = {
+    "tokens beside each other": (
+        silenced(nn.Linear(6, 4), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)),
+        (7, 5, 6),
+    ),
+    "norms of tokens": (
+        silenced(nn.Linear(6, 4), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(4, 3)),
+        (7, 5, 6),
+    ),
+    "columns of pictures": (
+        silenced(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Linear(6, 3)),
+        (7, 1, 8, 8),
+    ),
+    "sums in place of means": (
+        silenced(
+            nn.Conv2d(1, 4, 3),
+            nn.ReLU(),
+            nn.AvgPool2d(2, divisor_override=1),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        ),
+        (7, 1, 8, 8),
+    ),
+    "a class of one's own": (seeded(low_rank(Doubled(8, 8)), nn.ReLU(), nn.Linear(8, 3)), (7, 8)),
+    "computed": (
+        nn.Sequential(
+            nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Linear(6, 3)
+        ).double(),
+        (7, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_what_is_not_unit_by_unit_is_left_alone(name):
+    model, shape = LEFT_ALONE[name]
+    made, report = same(model, drawn(*shape))
+    assert not report.removed and not report.ranks
+
+
+@pytest.mark.parametrize("inner", ["self_attn.out_proj", "linear1"])
+def test_layers_inside_of_modules_of_torch_are_not_split(inner):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).double()
+    low_rank(model.get_submodule(inner))
+    made, report = compact(model.eval())
+    assert not report.ranks
+    torch.testing.assert_close(made(drawn(2, 5, 8)), model(drawn(2, 5, 8)))
+
+
+def test_masked_weights_are_to_be_made_plain_first():
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.raises(ValueError, match="after prune.remove"):
+        compact(model)
+    prune.remove(model[0], "weight")
+    assert compact(model)[1].before.weights == 51
+
+
+def test_a_network_that_would_say_something_else_is_not_given():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = silenced(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+        def forward(self, x):
+            return self.body(x) + self.body[1](self.body[0](x))[:, 2:5]
+
+    with pytest.raises(ValueError, match="would say something else"):
+        compact(Reads(), drawn(5, 4))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.base import clone
 
-from lpom import penalties
+import lpom
+from lpom import LPOM, penalties
 from lpom.penalties import (
     L1,
     Binary,
@@ -206,3 +208,8 @@ def test_they_are_found_by_name():
 def test_settings_are_checked(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_penalties_by_name_can_be_cloned():
+    method = LPOM(penalties={"*.weight": L1(1e-4)})
+    assert clone(lpom.MLPClassifier(method=method)).method.penalties == method.penalties

@@ -70,14 +70,28 @@ def compact(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module,
     Units and channels between two layers of an ``nn.Sequential`` go if no weight leads to them
     (what they always say, :math:`\phi(b)`, is added to the bias above) or from them. Between the
     two may stand batch norm, elementwise activations, dropout, pooling and flattening. A Linear
-    layer :math:`W = U V` of rank r becomes two where that leaves fewer weights than W has. The
-    model itself stays as it is; its sequences are taken to be called as a whole.
+    layer :math:`W = U V` of rank r becomes two where that leaves fewer weights than W has. Layers
+    of other classes, with hooks or with weights that are computed are left alone, and so are those
+    inside of torch's own modules. The model itself stays as it is; its sequences are taken to be
+    called as a whole, and its layers to be called.
 
     Parameters
     ----------
-    example : a batch of inputs, from which the multiplications of convolutions are counted
+    example : a batch of inputs, from which the multiplications of convolutions are counted; with
+        it is also checked that the small network says the same
+
+    Raises
+    ------
+    ValueError
+        If it does not.
     """
-    made = copy.deepcopy(model)
+    try:
+        made = copy.deepcopy(model)
+    except RuntimeError as error:  # weights that are made of others
+        raise ValueError(
+            f"the model can't be copied ({error}). Weights that torch.nn.utils.prune has masked "
+            "are plain again after prune.remove(layer, 'weight')."
+        ) from error
     names = {module: name for name, module in made.named_modules()}
     shared = {p for p, n in _uses(made).items() if n > 1}
     removed: dict[str, int] = {}
@@ -93,17 +107,48 @@ def compact(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module,
                     changed = True
     ranks: dict[str, int] = {}
     for name, module in list(made.named_modules()):
-        if isinstance(module, nn.Linear) and not shared.intersection(module.parameters()):
+        owner_name, _, last = name.rpartition(".")
+        owner = made.get_submodule(owner_name)
+        if type(module) is not nn.Linear or not _is_plain(module) or not _calls(owner):
+            continue
+        if not shared.intersection(module.parameters()):
             found = _split(module)
             if found is None:
                 continue
             split, ranks[name] = found
-            owner, _, last = name.rpartition(".")
             if name:
-                setattr(made.get_submodule(owner), last, split)
+                setattr(owner, last, split)
             else:
                 made = split
+    if example is not None:
+        _check_same(model, made, example)
     return made, Report(size(model, example), size(made, example), removed, ranks)
+
+
+def _check_same(model: nn.Module, made: nn.Module, example: Tensor) -> None:
+    with evaluating(model), evaluating(made):
+        wanted, found = model(example), made(example)
+    apart, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    if not apart <= 1e4 * torch.finfo(wanted.dtype).eps * max(largest, 1.0):
+        raise ValueError(
+            f"the small network would say something else (by {apart:.3g} on the example): the "
+            "model does more with its layers than to call them one after the other. Compact the "
+            "sequences in it one by one."
+        )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether it does what torch's class does, with weights of its own, and nobody listens."""
+    own = "weight" in layer._parameters
+    return own and not (layer._forward_hooks or layer._forward_pre_hooks)
+
+
+def _calls(owner: nn.Module) -> bool:
+    """Whether a module calls its layers; torch's own read their weights here and there."""
+    inside = type(owner).__module__.startswith("torch.nn")
+    return not inside or isinstance(
+        owner, nn.Linear | nn.Sequential | nn.ModuleList | nn.ModuleDict
+    )
 
 
 def size(model: nn.Module, example: Tensor | None = None) -> Size:
@@ -154,8 +199,13 @@ def _pairs(
     for module in sequence:
         if shared.intersection(module.parameters()):
             below = None
-        elif isinstance(module, _Layer) and getattr(module, "groups", 1) == 1:
-            if below is not None:
+        elif (
+            type(module) in (nn.Linear, nn.Conv2d)
+            and _is_plain(module)
+            and getattr(module, "groups", 1) == 1
+        ):
+            assert isinstance(module, _Layer)
+            if below is not None and _is_pair(below, between, module):
                 yield below, between, module
             below, between = module, []
         elif below is not None and _unitwise(module):
@@ -164,13 +214,27 @@ def _pairs(
             below = None
 
 
+def _is_pair(below: _Layer, between: list[nn.Module], above: _Layer) -> bool:
+    """Whether the units of one are those that the other reads, each with all its places."""
+    n, read, flat = below.weight.shape[0], above.weight.shape[1], False
+    for module in between:
+        flat = flat or isinstance(module, nn.Flatten)
+        norm = isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)
+        if norm and module.num_features != (read if flat else n):  # of tokens
+            return False
+    if isinstance(below, nn.Conv2d) and isinstance(above, nn.Linear):
+        return flat and read % n == 0
+    return read == n  # not tokens that flattening put beside each other
+
+
 def _unitwise(module: nn.Module) -> bool:
     if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
         return module.running_mean is not None
     if isinstance(module, nn.Flatten):
         return (module.start_dim, module.end_dim) == (1, -1)
     if isinstance(module, nn.AvgPool2d):
-        return module.padding in (0, (0, 0)) and not module.ceil_mode
+        plain = module.padding in (0, (0, 0)) and not module.ceil_mode
+        return plain and module.divisor_override is None
     if isinstance(module, _PASSING):
         return True
     try:

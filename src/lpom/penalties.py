@@ -390,11 +390,13 @@ def get(penalty: Any) -> Penalty:
     return chosen("a penalty", penalty, KINDS)
 
 
-def by_pattern(penalties: Any) -> Penalty | dict[str, Penalty] | None:
+def by_pattern(penalties: Any) -> Penalty | Mapping[str, Penalty] | None:
     """What a method was given: nothing, one penalty, or one for each pattern of names."""
     if penalties is None or isinstance(penalties, Penalty):
         return penalties
     if isinstance(penalties, Mapping) and not penalties.keys() <= KINDS.keys():
+        if all(isinstance(penalty, Penalty) for penalty in penalties.values()):
+            return penalties  # the same one, as clones of estimators are compared
         return {str(pattern): get(penalty) for pattern, penalty in penalties.items()}
     return get(penalties)
 

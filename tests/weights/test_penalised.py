@@ -408,3 +408,54 @@ def test_a_run_goes_on_from_its_state(cut):
             method.step(problem, batch, state)
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(a, b)
+
+
+def _levels(model) -> list[int]:
+    """How many sizes the weights of each unit have, at most."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    sizes = [layer.weight.detach().abs() for layer in layers]
+    return [max(len(row.unique()) for row in W) for W in sizes]
+
+
+class TestWhatIsChosen:
+    """Early stopping waits for the penalties, and the weights it chooses obey them."""
+
+    X = torch.randn(120, 6, generator=torch.Generator().manual_seed(0))
+    y = (X[:, 0] > 0).long()
+
+    def fitted(self, penalty, **options):
+        model = lpom.mlp([6, 8, 2], seed=0)
+        method = LPOM(penalties=penalty)
+        return model, lpom.fit(model, self.X, self.y, method=method, seed=0, **options)
+
+    @pytest.mark.parametrize("penalty", [Binary(), L1(keep=0.25)])
+    def test_the_best_epoch_is_one_that_obeys(self, penalty):
+        stopping = lpom.EarlyStopping(patience=2, watch="loss")
+        held_out = (self.X[:30], self.y[:30])
+        model, result = self.fitted(
+            penalty, epochs=20, early_stopping=stopping, validation_data=held_out
+        )
+        assert len(result.history) > 15
+        if isinstance(penalty, Binary):
+            assert _levels(model) == [1, 1]
+        else:
+            left = sum(int((p != 0).sum()) for p in model.parameters() if p.ndim > 1)
+            assert left <= 0.25 * (48 + 16) + 2
+
+    @pytest.mark.parametrize("penalty", [Binary(), L1(keep=0.25), L1(keep=0.25, lazy=True)])
+    def test_a_run_that_ends_before_they_hold_says_so(self, penalty):
+        with pytest.warns(lpom.ConvergenceWarning, match="penalties hold once"):
+            self.fitted(penalty, epochs=20, callbacks=lambda epoch: epoch.epoch == 3)
+
+    @pytest.mark.parametrize("penalty", [Box(-1, 1), Binary(lazy=True), L1(1e-4), None])
+    def test_others_hold_from_the_start(self, penalty, recwarn):
+        self.fitted(penalty, epochs=20, callbacks=lambda epoch: epoch.epoch == 3)
+        assert not [w for w in recwarn if "penalties" in str(w.message)]
+
+    def test_estimators_leave_the_columns_alone_where_weights_are_bound(self):
+        X = (1e-3 * self.X).double().numpy()
+        method = LPOM(penalties=Box(-1, 1))
+        found = lpom.MLPClassifier((8,), max_iter=5, tol=0, method=method, random_state=0)
+        with pytest.warns(lpom.ConvergenceWarning):
+            found.fit(X, self.y.numpy())
+        assert max(abs(W).max() for W in found.coefs_) <= 1

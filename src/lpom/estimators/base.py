@@ -209,7 +209,9 @@ class BaseMLP(FittedMLP, ABC):
                 state = self.result_.state
             scale_inputs(self._model, self._column_units, into=True)
         if not goes_on:
-            self._column_units = units(X)
+            # what holds of the weights is to hold of those for the columns as they are
+            penalised = getattr(method, "penalties", None) is not None
+            self._column_units = None if penalised else units(X)
         train, held_out = self._hold_out(divided(X, self._column_units), targets)
         rows = self._rows_per_step(train[0].shape[0], method)
         counted = rows if train[2] is None else rows * float(np.mean(train[2]))

@@ -128,6 +128,11 @@ class State:
     said: list[str] = field(default_factory=list, repr=False)  # topics passed on already
     method: str = ""
 
+    @property
+    def settles(self) -> float:
+        """The share of the run before which its weights are not what they are to become."""
+        return 0.0
+
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on from here, in tensors and plain values; nothing is copied.
 

@@ -125,6 +125,10 @@ class PenalisedState(OptimizerState):
     spreads: Spreads = field(default_factory=Spreads)
     steps: int = 0
 
+    @property
+    def settles(self) -> float:
+        return self.penalised.settles
+
     def move(self) -> None:
         assert self.optimizer is not None  # init made it
         self.penalised.step(self.optimizer)

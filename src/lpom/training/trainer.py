@@ -220,6 +220,13 @@ class Trainer:
             put_back(self.model, self.best or self.good)
         if self.status != "stopped":  # whoever stops a run may know why
             self._compare_with_start()
+        if self.state.settles and not self._settled:
+            warn(
+                f"penalties hold once {self.state.settles:.0%} of a run are done, and this one "
+                "ended before: the weights are not yet sparse, or on their levels. Let it run to "
+                "its end, in one call of fit.",
+                ConvergenceWarning,
+            )
         self._write()
 
     def _begin_epoch(self, drawn_from: list[Tensor]) -> None:
@@ -296,7 +303,8 @@ class Trainer:
         with evaluating(self.model), self.generators.untouched():
             self._record(measured, checked)
         self._comment(measured)
-        if self.watch is not None and self.watch.see(self.history[-1]) and self._chooses:
+        better = self.watch is not None and self._settled and self.watch.see(self.history[-1])
+        if self._chooses and (better or not self._settled):
             self.best = self.good
 
     def _of_all(self, score: Score) -> Score:
@@ -402,6 +410,11 @@ class Trainer:
     def _share_done(self) -> float:
         within = 0.0 if self.train.steps is None else self._done / self.train.steps
         return (len(self.history.epochs) + within) / self.epochs
+
+    @property
+    def _settled(self) -> bool:
+        """Whether weights are what penalties want them to be: those before are not to be chosen."""
+        return self.state.progress >= self.state.settles
 
     @property
     def _chooses(self) -> bool:

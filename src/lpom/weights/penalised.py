@@ -105,6 +105,16 @@ class Term:
         return {name: size >= torch.minimum(least, size.max()) for name, size in sizes.items()}
 
 
+def _settles(term: Term) -> float:
+    if term.target is not None:
+        return SETTLED
+    if term.penalty.lazy:
+        return 0.0
+    shares = [k / 100 for k in range(101)]
+    bound = [share for share in shares if math.isinf(term.penalty.strength_at(share))]
+    return bound[0] if bound else 0.0  # where it becomes a constraint, if ever
+
+
 @final
 class Penalised:
     """All penalties of a run. Without any it does nothing.
@@ -159,6 +169,11 @@ class Penalised:
         """Whether all that acts on these weights is."""
         terms = [self._of[p][0] for p in parameters if p in self._of]
         return all(term.penalty.convex and term.target is None for term in terms)
+
+    @property
+    def settles(self) -> float:
+        """The share of the run from which on the weights are as the penalties want them."""
+        return max((_settles(term) for term in self.terms), default=0.0)
 
     def value(self) -> float:
         """The sum of all penalties, which stands beside the mean over samples."""
