@@ -642,3 +642,20 @@ def test_sparsemax_ends_where_an_element_is_at_its_level():
     said = Sparsemax().phi(z)
     torch.testing.assert_close(said.sum(-1), torch.ones(2000))
     torch.testing.assert_close(said, (z - level).clamp(min=0), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("phi", "options", "message"),
+    [
+        (lambda z: z.clamp_(-1, 1), {}, "writes over what it is given"),
+        (lambda z: z.clamp_(-1, 1), {"dim": -1}, "writes over what it is given"),
+        (lambda z: z.double(), {}, r"made torch.float64 of torch.float32"),
+        (lambda z: z.softmax(-1), {}, "not elementwise.*dim=-1"),
+        (lambda z: z / (1 + z.norm()), {}, "not elementwise"),
+        (torch.nn.functional.gelu, {"dim": -1, "lipschitz": 1.2}, "not monotone"),
+    ],
+    ids=["in place", "in place along dim", "dtype", "softmax", "norm", "gelu along dim"],
+)
+def test_from_function_sees_what_breaks_the_theory(phi, options, message):
+    with pytest.raises(ValueError, match=message):
+        activations.from_function(phi, **{"lipschitz": 1.0, **options})

@@ -12,7 +12,7 @@ from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
 from lpom.activations.base import Activation, Parameter, infinite
-from lpom.activations.custom_vector import CustomVector, refuse_to_save
+from lpom.activations.custom_vector import CustomVector, checked_call, refuse_to_save
 
 _NODES = [((1 + float(t)) / 2, float(w) / 2) for t, w in zip(*leggauss(8), strict=True)]
 
@@ -159,16 +159,19 @@ def _integral(phi: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor) -> T
 
 def _check(phi: Callable[[Tensor], Tensor], z: Tensor, lipschitz: float, name: str) -> None:
     with torch.no_grad():
-        x = phi(z)
-        square = phi(z[:6].reshape(2, 3))
-    if not isinstance(x, Tensor) or x.shape != z.shape or square.shape != (2, 3):
-        raise ValueError(f"{name!r} must map a tensor to a tensor of the same shape.")
-    if x.dtype != z.dtype:
-        raise ValueError(f"{name!r} must keep the dtype: it made {x.dtype} of {z.dtype}.")
+        x = checked_call(phi, z, name)
+        square = checked_call(phi, z[:6].reshape(2, 3), name)
     if not bool(torch.isfinite(x).all()):
         at = float(z[~torch.isfinite(x)][0])
         raise ValueError(f"{name!r} must be finite everywhere, but is not at z = {at:g}.")
-
+    with torch.no_grad():
+        half, turned = phi(z[::2].contiguous()), phi(z.flip(0)).flip(0)
+    others = torch.cat([x[:6], x[::2], x]), torch.cat([square.flatten(), half, turned])
+    if not torch.allclose(*others, rtol=1e-9, atol=1e-12):
+        raise ValueError(
+            f"{name!r} gives a number another value when others stand beside it: it is not "
+            "elementwise. Say along which dimension it works, dim=-1."
+        )
     rise, run = x.diff(), z.diff()
     rounding = 1e-12 * (1 + x.abs()[1:])
     i = int((rise + rounding).argmin())

@@ -141,16 +141,14 @@ class CustomVector(Activation):
         scale = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64).reshape(3, 1, 1, 1)
         a, b = scale * a, scale * b
         b[:, ::2] = a[:, ::2] + 1e-3 * u[:, ::2]  # half of the pairs close together
+        one = torch.eye(_LENGTH, dtype=a.dtype)[torch.arange(_LINES // 4) % _LENGTH]
+        b[:, 1::4] = a[:, 1::4] + 0.3 * scale * u[:, 1::4] * one[:, None]  # apart in one element
         dims = max(4, self.dim + 1, -self.dim)
         made = [t.reshape(*[1] * (dims - 4), *shape).movedim(-1, self.dim) for t in (a, b, u, v)]
         return made[0], made[1], made[2], made[3]
 
     def _check_shape(self, z: Tensor) -> None:
-        x = self.function(z)
-        if not isinstance(x, Tensor) or x.shape != z.shape:
-            raise ValueError(f"{self.name!r} must map a tensor to a tensor of the same shape.")
-        if x.dtype != z.dtype:
-            raise ValueError(f"{self.name!r} must keep the dtype: it made {x.dtype} of {z.dtype}.")
+        x = checked_call(self.function, z, self.name)
         if not bool(torch.isfinite(x).all()):
             raise ValueError(f"{self.name!r} must be finite everywhere, but is not.")
         rows = z.movedim(self.dim, -1).flatten(0, -2)
@@ -189,6 +187,24 @@ class CustomVector(Activation):
                 "the sum along a closed path is not 0, and there is no primitive. LPOM needs the "
                 "gradient of a convex function."
             )
+
+
+def checked_call(phi: Callable[[Tensor], Tensor], z: Tensor, name: str) -> Tensor:
+    """``phi(z)``; raises unless it keeps shape and dtype, of float32 too, and leaves z alone."""
+    before = z.clone()
+    x = phi(z)
+    if not torch.equal(z, before):
+        raise ValueError(
+            f"{name!r} writes over what it is given, which others still need: write it without "
+            "operations in place, clamp and not clamp_."
+        )
+    if not isinstance(x, Tensor) or x.shape != z.shape:
+        raise ValueError(f"{name!r} must map a tensor to a tensor of the same shape.")
+    for given in (z, z.float()):
+        made = phi(given).dtype
+        if made != given.dtype:
+            raise ValueError(f"{name!r} must keep the dtype: it made {made} of {given.dtype}.")
+    return x
 
 
 def refuse_to_save(name: str) -> NoReturn:
