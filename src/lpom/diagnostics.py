@@ -139,6 +139,8 @@ def diagnose(
         state = chosen.init(problem)
         state.progress = 1.0
         state.penalised.at_end()
+        if chosen.mu == "auto":
+            chosen.feed_forward(problem, batch, state)  # which measures it
         states, graph = chosen.settle(problem, batch, state)
         X_all, mu = [x.detach() for x in states.X], state.mu
         _, forward = takes.graph.feed_forward(batch.inputs)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from lpom import LPOM, Checkpoint, Parallel, Sweeps, losses, methods, mlp
+from lpom import LPOM, Adaptive, Checkpoint, Parallel, Sweeps, losses, methods, mlp
 from lpom.graph import trace
 from lpom.methods import Problem
 from lpom.parallel import memory
@@ -218,6 +218,13 @@ def test_a_rank_that_is_killed_ends_the_other_which_names_it(tmp_path):
     assert close(went_on, worker.run("wide-adam"))
 
 
+def test_ctrl_c_ends_all_ranks_with_a_checkpoint(tmp_path):
+    codes, texts = end(start(tmp_path, "interrupt"))
+    assert codes == [0, 0] and all("stopped in order" in text for text in texts), texts
+    went_on = worker.run("wide-adam", checkpoint=tmp_path / "run")
+    assert close(went_on, worker.run("wide-adam"))
+
+
 def test_what_ranks_must_agree_on_and_what_ends_one_of_them(tmp_path):
     codes, texts = end(start(tmp_path, "stumble"))
     assert codes == [1, 1]
@@ -399,6 +406,7 @@ REFUSED = [
     ({"method": LPOM(states=Sweeps(most=2))}, "one plain interleaved sweep"),
     ({"method": LPOM(states=Sweeps("parallel", 9, tolerance=1e-3))}, "sooner on one rank"),
     ({"method": LPOM(mu="auto")}, "mu='auto' looks at all layers"),
+    ({"method": LPOM(weights=Adaptive("factored"))}, "optimizer='factored' turns"),
     ({"method": LPOM(penalties=L1(1e-4))}, "penalties compare the weights of all layers"),
 ]
 

@@ -183,14 +183,14 @@ def two(folder):
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(found))
 
 
-def in_the_second_epoch(rank, happens):
-    """Let something happen to one rank in the middle of the second epoch."""
+def in_the_second_epoch(rank, happens, step_number=5):
+    """Let something happen to one rank in the middle of the second epoch, or at another step."""
     step, done = Pipeline.step, 0
 
     def disturbed(self, batch):
         nonlocal done
         done += 1
-        if done == 5 and self.ranks.rank == rank:
+        if done == step_number and self.ranks.rank == rank:
             happens()
         return step(self, batch)
 
@@ -209,6 +209,12 @@ def main(folder, *fault):
             in_the_second_epoch(1, lambda: os.kill(os.getpid(), signal.SIGKILL))
             plan = lpom.Checkpoint(folder / "run", every_epochs=1)
             run("wide-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=plan)
+        case ("interrupt",):  # as a terminal does it: all of them
+            for rank in (0, 1):
+                in_the_second_epoch(rank, lambda: os.kill(os.getpid(), signal.SIGINT), 2)
+            warnings.filterwarnings("ignore", message="training was interrupted")
+            run("wide-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=folder / "run")
+            print("stopped in order")
         case ("stumble",):
             for parallel in (lpom.Parallel(data=2), lpom.Parallel(data=3)):
                 try:

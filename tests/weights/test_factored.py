@@ -121,3 +121,15 @@ def test_it_learns_and_goes_on_bit_for_bit(tmp_path):
     lpom.fit(parts, X, y, **given, checkpoint=kept)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"states": lpom.Sweeps(most=2)}, {"penalties": lpom.penalties.L1(1e-6)}],
+    ids=["two sweeps", "penalties"],
+)
+def test_where_it_is_adam_it_says_so(settings):
+    method = METHOD.with_params(**settings)
+    model = lpom.mlp([4, 5, 3], seed=0)
+    with pytest.warns(lpom.ConvergenceWarning, match="move as Adam moves them"):
+        lpom.fit(model, torch.randn(20, 4), torch.arange(20) % 3, method=method, epochs=1, seed=0)

@@ -24,6 +24,7 @@ from lpom.states import States
 from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
+from lpom.weights.factored import Factored
 from lpom.weights.penalised import Penalised
 
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
@@ -352,6 +353,13 @@ class LPOM(Method[LPOMState]):
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
             if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
                 state.large = large_matrices(graph, state.optimizer.above)
+            if isinstance(state.optimizer, Factored) and not state.large:
+                state.remark(
+                    "factored",
+                    "optimizer='factored' is for matrices of Linear layers with nothing else "
+                    "between two states, moved in one interleaved sweep without penalties: here "
+                    "all weights move as Adam moves them.",
+                )
             matrices = {p for p in graph.parameters if p.ndim > 1}
             alike = not state.large or state.large == matrices  # all move in the same way
             if self._once and self.penalties is None and self.mu != "auto" and alike:

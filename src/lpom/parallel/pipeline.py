@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lpom.graph import Node
 from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
-from lpom.methods.choices import Straight, Sweeps
+from lpom.methods.choices import Adaptive, Straight, Sweeps
 from lpom.methods.lpom import LPOMState
 from lpom.parallel import memory
 from lpom.parallel.dividing import divide
@@ -31,6 +31,7 @@ from lpom.states import States
 from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.adaptive import moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
+from lpom.weights.factored import Factored
 
 T = TypeVar("T")
 #: States, or pulls on them, on their way: their indices, and what waits for them.
@@ -386,6 +387,11 @@ def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
         raise ValueError(
             "layers on several ranks move their states by one plain interleaved sweep per batch, "
             f"Sweeps(), or all at once, Sweeps(order='parallel', most=...); got {sweeps!r}."
+        )
+    if isinstance(method.weights, Adaptive) and method.weights.optimizer in ("factored", Factored):
+        raise ValueError(
+            "optimizer='factored' turns the residuals and states of a whole batch before they are "
+            "multiplied, which are on several ranks here. Take 'adam' or 'muon'."
         )
     if method.mu == "auto":
         raise ValueError(

@@ -26,6 +26,7 @@ from lpom.training.checkpoints import Checkpoint, RunFolder, encode
 from lpom.training.measuring import measure
 from lpom.training.precision import check_precision
 from lpom.training.randomness import Generators, as_seed, seeded
+from lpom.training.signals import Signals
 from lpom.training.signature import Signature
 from lpom.training.snapshots import copied
 from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
@@ -152,8 +153,11 @@ def fit(
             ranks = Ranks(parallel, place)
             stack.enter_context(ranks.watched())
         folder = None
+        signals = Signals()  # of other ranks: the first one tells them to stop, when it has written
         if checkpoint is not None and (ranks is None or ranks.first):
             folder = stack.enter_context(RunFolder(checkpoint))
+        elif checkpoint is not None:
+            stack.enter_context(signals)
         saved = None if folder is None else folder.newest()
         if ranks is not None:
             saved = ranks.of_first(saved)
@@ -231,6 +235,7 @@ def fit(
         if team is not None:
             team.take_own()
         result = trainer.run(progress)
+        signals.heeded = result.status == "interrupted"
         if ranks is not None and team is not None and result.status != "interrupted":
             team.give_back()
             ranks.close()
