@@ -133,7 +133,7 @@ show()
 
 
 def test_one_batch_of_fit_visits_few_files(monkeypatch):
-    """Trainer, method, stack of layers, activation, loss, Adam: from step 4 to step 5.
+    """Trainer, score, method, stack of layers, activation, loss, Adam: from step 4 to step 5.
 
     Rows are brought for several steps at a time, so their source is not among them.
     """
@@ -152,6 +152,7 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
     lpom.fit(lpom.mlp([5, 6, 6, 3], seed=0), X, y, epochs=1, batch_size=20, progress=False)
     assert visited == {
         "training/trainer.py",
+        "training/measuring.py",
         "methods/lpom.py",
         "stacks.py",
         "weights/adam.py",
