@@ -249,3 +249,16 @@ def test_a_network_that_would_say_something_else_is_not_given():
 
     with pytest.raises(ValueError, match="would say something else"):
         compact(Reads(), drawn(5, 4))
+
+
+def test_a_unit_that_rounding_tips_over_is_no_reason_to_refuse():
+    model = seeded(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), Elementwise(Sign())).float()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[2].bias.zero_()
+        model[2].weight[0] = torch.tensor(
+            [1e8, 0.3, -1e8, 0, 0, 0]
+        )  # a sum of nothing but rounding
+        model[0].weight[2], model[0].bias[2] = model[0].weight[0], model[0].bias[0]
+    made, report = compact(model, drawn(200, 4).float())
+    assert report.removed["0"] >= 1
