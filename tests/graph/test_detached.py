@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,7 +40,8 @@ class Cut(nn.Module):
             case "pieces":
                 with torch.no_grad():
                     pieces = self.body(x).chunk(2, 1)
-                h = torch.cat([pieces[1], pieces[0]], 1)
+                    half = x.shape[1] // 2 + 1
+                h = torch.cat([pieces[1], pieces[0]], 1).unflatten(1, (2, half)).flatten(1)
             case "detach":
                 h = self.body(x).detach()
             case "half":
@@ -63,6 +66,15 @@ def test_a_step_is_that_of_autograd(way: str) -> None:
         gradient = torch.zeros_like(before) if before.grad is None else before.grad
         torch.testing.assert_close(found, before - rate * gradient, atol=1e-6, rtol=0, msg=name)
     assert (model.body[0].weight != same.body[0].weight).any() == (way == "half")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_such_models_are_saved_whole(way: str, tmp_path: Path) -> None:
+    model = Cut(way)
+    lpom.saving.save(tmp_path / "model.safetensors", model, X[:5])
+    made, _ = lpom.saving.load(tmp_path / "model.safetensors")
+    assert torch.equal(made(X), model(X))
+    assert made(X).requires_grad and torch.autograd.grad(made(X).sum(), made.head.weight)
 
 
 @pytest.mark.parametrize("method", [LPOM(weights=Exact()), "mac", "adam", LPOM()])

@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import rnn
-from torch.utils._pytree import tree_map
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
 from lpom.graph.lengths import FUNCTIONS, Packed, Ragged
-from lpom.graph.operations import call_name, module_name
+from lpom.graph.operations import SHAPES, call_name, module_name
 from lpom.graph.written import written_function, written_module
 from lpom.modes import evaluating, keeping_modes
 
@@ -186,14 +185,23 @@ class _Tracer(fx.Tracer):
 
     def _detach(self, traced: fx.Graph) -> None:
         """Nothing is pulled through what the model does in ``with torch.no_grad()``."""
-        for node in self._without_grad:
+        for node in list(traced.nodes):
+            if node not in self._without_grad:
+                continue
+            picks = [user for user in node.users if user.target is operator.getitem]
+            self._without_grad.update(picks)  # of several tensors, or of one: cut off above them
             users = [user for user in node.users if user not in self._without_grad]
-            if users:
+            if users and self._is_tensor(node):
                 with traced.inserting_after(node):
-                    ended = traced.call_function(detach, (node,))
+                    ended = traced.call_method("detach", (node,))
                 self.lines[ended] = self.lines.get(node, "")
                 for user in users:
                     user.replace_input_with(node, ended)
+
+    def _is_tensor(self, node: fx.Node) -> bool:
+        if self.example is None:
+            return call_name(node.target) not in SHAPES
+        return isinstance(self._value(node, 0), Tensor)
 
     def _follow_mode(self, traced: fx.Graph, node: fx.Node, other: fx.Node) -> None:
         """Put the model's own flag where the two traces have True and False."""
@@ -309,11 +317,6 @@ class _Tracer(fx.Tracer):
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def detach(value: Any) -> Any:
-    """The same tensors, or whatever else it is, with no gradient to what they were made of."""
-    return tree_map(lambda part: part.detach() if isinstance(part, Tensor) else part, value)
 
 
 class _Shaped(fx.Proxy):
