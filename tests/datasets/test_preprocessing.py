@@ -3,11 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lpom.datasets.base import Dataset
 from lpom.datasets.preprocessing import (
     hog_features,
     scale_bytes,
     select_digits,
     subtract_channel_means,
+    whitened,
 )
 
 
@@ -55,6 +57,48 @@ def test_select_digits_keeps_order_and_numbers_the_classes() -> None:
     np.testing.assert_array_equal(classes, [1, 0, 0, 1])
     assert classes.dtype == np.int64
     np.testing.assert_array_equal(select_digits(images, labels, (2, 0))[1], [0, 1, 1, 0])
+
+
+def correlated(n: int, seed: int) -> np.ndarray:
+    """Small pictures whose pixels go together."""
+    mixing = np.random.default_rng(0).normal(size=(12, 12)) * np.logspace(0, -1, 12)
+    values = np.random.default_rng(seed).normal(size=(n, 12)) @ mixing.T + 3
+    return values.astype(np.float32).reshape(n, 3, 2, 2)
+
+
+def a_data_set(train: np.ndarray, test: np.ndarray) -> Dataset:
+    y = np.zeros(len(train), dtype=np.int64)
+    return Dataset("made", train, y, test, y[: len(test)], ("a",), (), (2, 2, 3), "Made.")
+
+
+def test_whitened_data_have_no_correlations() -> None:
+    made = a_data_set(correlated(4000, 1), correlated(500, 2))
+    white = whitened(made, 1e-9)
+    covariance = np.cov(white.x_train.reshape(4000, 12), rowvar=False)
+    np.testing.assert_allclose(covariance, np.eye(12), atol=2e-3)
+    assert white.x_train.shape == made.x_train.shape and white.x_train.dtype == np.float32
+    assert "Whitened" in white.notes and white.x_test.shape == made.x_test.shape
+
+
+def test_whitening_is_the_root_of_the_inverse_covariance() -> None:
+    from scipy.linalg import inv, sqrtm
+
+    made = a_data_set(correlated(300, 1), correlated(50, 2))
+    rows, others = (x.reshape(len(x), 12).astype(float) for x in (made.x_train, made.x_test))
+    covariance = np.cov(rows, rowvar=False, bias=True)
+    matrix = inv(sqrtm(covariance + 0.1 * np.eye(12))).real
+    expected = (rows - rows.mean(0)) @ matrix
+    tested = (others - rows.mean(0)) @ matrix / expected.std()
+    white = whitened(made, 0.1)
+    np.testing.assert_allclose(
+        white.x_train.reshape(300, 12), expected / expected.std(), rtol=1e-3, atol=1e-4
+    )
+    np.testing.assert_allclose(white.x_test.reshape(50, 12), tested, rtol=1e-3, atol=1e-4)
+
+
+def test_whitening_wants_a_variance_to_add() -> None:
+    with pytest.raises(ValueError, match="least must be a number above 0, got 0"):
+        whitened(a_data_set(correlated(9, 1), correlated(3, 2)), 0)
 
 
 def noise(n: int, side: int = 32) -> np.ndarray:

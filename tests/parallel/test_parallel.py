@@ -47,6 +47,9 @@ PIPELINED += ["pictures-adam"]
 CASES += [(name, 2, 1, "pipelined") for name in PIPELINED] + [("loaders", 1, 2, "none")]
 CASES += [("steps-adam", 1, 2, "none")]
 CASES += [("wide-adam-parts", 2, 1, delay) for delay in ("none", "pipelined")]
+#: Messages that do not go through shared memory, or not all of them.
+CARRIED = ["wide-adam-wire", "wide-adam-cramped", "pictures-adam-wire", "pictures-adam-cramped"]
+CASES += [(name, 2, 1, "pipelined") for name in CARRIED]
 #: All states at once over layers and rows; over rows any order.
 AT_ONCE = [
     ("chain-atonce", 2, 1, "none"),
@@ -206,6 +209,13 @@ def test_pipelined_weights_below_the_cut_are_one_step_old(ranks):
 def test_large_matrices_that_wait_for_the_pulls_are_moved_as_others_are(ranks, delay):
     found = ranks[0][json.dumps(["wide-adam-parts", 2, 1, delay])]
     assert close(found, ranks[0][json.dumps(["wide-adam", 2, 1, delay])])
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_it_is_the_same_what_carries_the_messages(ranks, name):
+    found = ranks[0][json.dumps([name, 2, 1, "pipelined"])]
+    through_memory = ranks[0][json.dumps([name.rpartition("-")[0], 2, 1, "pipelined"])]
+    assert found == through_memory
 
 
 def test_a_rank_that_is_killed_ends_the_other_which_names_it(tmp_path):

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom import LPOM, Adaptive, Exact, Sweeps
-from lpom.parallel import Pipeline
+from lpom.parallel import Pipeline, Ranks, boxes
 from lpom.weights import adam
 
 TIMES = ("seconds", "samples_per_second")
@@ -106,13 +106,23 @@ METHODS = {
 }
 
 
-def run(name, parallel=None, **options):
-    """The case ``network-method[-weighted][-parts]`` on 25 rows in batches of 12; the last has one.
+FOLDER, share_memory = boxes._FOLDER, Ranks.share_memory
 
-    In parts: gradients of matrices are never there as a whole.
+
+def cramped(self, sizes, messages):
+    share_memory(self, {layer: size // 4 for layer, size in sizes.items()}, 1)
+
+
+def run(name, parallel=None, **options):
+    """The case ``network-method[-more]...`` on 25 rows in batches of 12; the last has one.
+
+    In parts: gradients of matrices are never there as a whole. On wire: ranks share no memory.
+    Cramped: what they share holds the message of the last batch only.
     """
     network, method, *more = name.split("-")
     adam.LARGE = 5 if "parts" in more else 1 << 19
+    boxes._FOLDER = Path("/nowhere") if "wire" in more else FOLDER
+    Ranks.share_memory = cramped if "cramped" in more else share_memory
     make, shape = MODELS[network]
     torch.manual_seed(options.pop("model_seed", 1))
     model = make().double()

@@ -21,7 +21,8 @@ environment variable ``LPOM_DATA`` names; what is not there is downloaded and ch
 your own are read with `read_table`.
 
 Pictures come flat, one row each; ``load(name).pictures()`` has them as (n, channels, rows,
-columns), and `augmented_loader` flips and shifts these while a network trains.
+columns), and `augmented_loader` flips and shifts these while a network trains. `whitened` takes
+the correlations out of a data set.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from lpom.datasets.cifar10 import load_cifar10
 from lpom.datasets.files import Table, read_table
 from lpom.datasets.higgs import load_higgs
 from lpom.datasets.mnist import load_fashion_mnist, load_mnist
+from lpom.datasets.preprocessing import whitened
 from lpom.datasets.svhn import load_svhn_0_2
 from lpom.exceptions import unknown_name
 
-__all__ = ["Dataset", "Table", "augmented_loader", "load", "names", "read_table"]
+__all__ = ["Dataset", "Table", "augmented_loader", "load", "names", "read_table", "whitened"]
 
 
 def _bundled(name: str) -> Callable[[DataDir], Dataset]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 
-from lpom.datasets.base import Array
+from lpom.checks import check_number
+from lpom.datasets.base import Array, Dataset
 
 #: Bytes of red, green and blue to brightness in [0, 1] (ITU-R BT.709).
 GREY = np.array([0.2125, 0.7154, 0.0721], dtype=np.float32) / 255
@@ -49,6 +52,47 @@ def subtract_channel_means(train: Array, test: Array) -> Array:
     train -= mean_image
     test -= mean_image
     return means
+
+
+def whitened(data: Dataset, least: float = 0.1) -> Dataset:
+    r"""The same data without correlations between its features: zero-phase whitening.
+
+    With the mean :math:`m` and covariance :math:`U \Lambda U^T` of the training part
+
+    .. math:: x \mapsto U (\Lambda + \lambda)^{-1/2} U^T (x - m),
+
+    divided by what is then the standard deviation of all training values. Plain networks learn
+    photographs sooner and better from it. The map of pixels is local, so that pictures stay
+    pictures: flipped and shifted ones can be had from whitened ones. It is affine, so that the
+    first weights of a network can take it in.
+
+    Parameters
+    ----------
+    data : Dataset
+        With features of one size; `Dataset.pictures` has a variance of 1 in each colour.
+    least : float
+        :math:`\lambda`, added to each variance, so that directions that vary less, mostly noise,
+        are not blown up to the size of the others.
+    """
+    check_number("least", least)
+    train, test = (torch.from_numpy(x.reshape(len(x), -1)) for x in (data.x_train, data.x_test))
+    mean = train.mean(0, dtype=torch.float64).to(train)
+    centred = train - mean
+    # some rows at a time: float32 has few digits for a sum over all
+    parts = [(part.T @ part).double() for part in torch.split(centred, 5000)]
+    variances, directions = torch.linalg.eigh(torch.stack(parts).sum(0) / len(train))
+    matrix = ((directions * (variances.clamp(min=0) + least).rsqrt()) @ directions.T).to(train)
+    white, others = centred @ matrix, (test - mean) @ matrix
+    size = white.std(correction=0)
+    return replace(
+        data,
+        x_train=white.div_(size).numpy().reshape(data.x_train.shape),
+        x_test=others.div_(size).numpy().reshape(data.x_test.shape),
+        picture_scale=1 / 6,  # about a middle grey
+        picture_offset=0.5,
+        notes=f"{data.notes} Whitened by the covariance of the training part, {least:g} added to "
+        "each variance.",
+    )
 
 
 def select_digits(images: Array, labels: Array, digits: Sequence[int]) -> tuple[Array, Array]:

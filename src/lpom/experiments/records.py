@@ -27,7 +27,8 @@ class Trial:
     On "validation" a sixth of the training data is held out and measured in place of the test
     data, which is then not touched. ``network`` is one of `lpom.networks`, with ``options``, in
     place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures, or changes
-    them in the ways that it names for `lpom.datasets.augmented_loader`.
+    them in the ways that it names for `lpom.datasets.augmented_loader`. ``whiten`` is what
+    `lpom.datasets.whitened` adds to each variance; at 0 the data stay as they are.
     """
 
     dataset: str
@@ -50,6 +51,7 @@ class Trial:
     weight_decay: float = 0.0
     averaging: float = 0.0
     precision: str | None = None
+    whiten: float = 0.0
 
     @property
     def key(self) -> str:
@@ -164,6 +166,7 @@ _YOUNGER: dict[str, Any] = {
     "weight_decay": 0.0,
     "averaging": 0.0,
     "precision": None,
+    "whiten": 0.0,
 }
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom import activations, losses, methods, networks
-from lpom.datasets import Dataset, augmented_loader
+from lpom.datasets import Dataset, augmented_loader, whitened
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
@@ -98,7 +98,9 @@ def _train(
     trial: Trial, data: Dataset, folder: Path, on_epoch: Callable[[Epoch], None], closely: bool
 ) -> dict[str, Any]:
     shaped = trial.network and data.image_shape is not None
-    (X, y), (X_test, y_test) = parts(data.pictures() if shaped else data, trial.part)
+    shown = data.pictures() if shaped else data
+    shown = whitened(shown, trial.whiten) if trial.whiten else shown
+    (X, y), (X_test, y_test) = parts(shown, trial.part)
     outputs = n_outputs(data)
     output = activations.get(trial.output, **trial.output_params)
     model = make_model(trial, tuple(X.shape[1:]), outputs)

@@ -23,6 +23,7 @@ _USUAL: dict[str, Any] = {
     "weight_decay": 0.0,
     "averaging": 0.0,
     "precision": None,
+    "whiten": 0.0,
 }
 
 

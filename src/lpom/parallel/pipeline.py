@@ -8,6 +8,7 @@ forward; no copy of the old ones is kept.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -118,6 +119,8 @@ class Pipeline(Team):
         self._arriving: _Arriving | None = None  # states for the next batch
         self._following: int | None = None  # the rows of that
         self._like = example.new_empty((), dtype=graph.parameters[0].dtype)
+        if example.device.type == "cpu":
+            ranks.share_memory(self._sizes(rows), self._messages)
 
     def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches. Who knows that another one follows can let its states arrive early."""
@@ -358,6 +361,17 @@ class Pipeline(Team):
             shapes = [self._shape(index, rows) for index in indices]
             found.append((indices, self.ranks.receive(shapes, self._like, layer)))
         return found
+
+    def _sizes(self, rows: int) -> dict[int, int]:
+        """Bytes of the largest message to each layer."""
+        found = {
+            layer: sum(math.prod(self._shape(index, rows)) for index in indices)
+            for layer, indices in (self.stage.received | self.stage.sent).items()
+        }
+        if self._lender or self._helper:
+            lent, other = sum(p.numel() for p in self.lent.parameters), int(self._lender)
+            found[other] = max(found[other], lent)
+        return {layer: self._like.element_size() * numbers for layer, numbers in found.items()}
 
     def _shape(self, index: int, rows: int) -> tuple[int, ...]:
         """Of a state of the whole graph, for a batch of so many rows."""

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,11 +20,14 @@ from torch import Tensor
 
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import LostRankError
+from lpom.parallel.boxes import NONE, Box
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 
 #: Seconds that a rank waits for what the others say before it names those who said nothing.
 _LISTEN = 5.0
+#: What tells numbers from the place where they stand.
+_CONTENT = 1
 _runs = count()
 
 T = TypeVar("T")
@@ -88,6 +91,8 @@ class Ranks:
         self.row, self.layer = divmod(self.rank, parallel.layers)
         self._begun: list[dist.Work] = []
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
+        self._outgoing: dict[int, Box] = {}  # by layer
+        self._incoming: dict[int, Box] = {}
         self._store = PrefixStore(f"lpom {next(_runs)}", _get_default_store())
         self.names = [f"rank {r}" for r in range(self.size)]
         places = torch.arange(self.size).view(parallel.data, parallel.layers)
@@ -174,32 +179,69 @@ class Ranks:
 
     # States and pulls between layers
 
+    def share_memory(self, sizes: Mapping[int, int], messages: int) -> None:
+        """Let messages to layers on this machine go through memory that both see; all call it.
+
+        ``sizes`` are the bytes of the largest one to each layer, of which ``messages`` may be
+        under way.
+        """
+        made = {layer: Box.make(messages, size) for layer, size in sizes.items()}
+        own = {layer: box for layer, box in made.items() if box is not None}
+        told = self.gather({self._at(layer): box.address for layer, box in own.items()})
+        opened = {
+            r: Box.open(*boxes[self.rank]) for r, boxes in enumerate(told) if self.rank in boxes
+        }
+        here = {r: box for r, box in opened.items() if box is not None}
+        seen = self.gather({r for r, box in here.items() if box is not None})
+        for box in own.values():
+            box.hide()
+        self._outgoing = {k: box for k, box in own.items() if self.rank in seen[self._at(k)]}
+        self._incoming = {r % self.parallel.layers: box for r, box in here.items() if box}
+
     def send(self, tensors: Sequence[Tensor], layer: int) -> None:
         """Send to a layer of the same row in one message, without waiting."""
         parts = [_as_sent(tensor.detach()) for tensor in tensors]
-        message = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        box = self._outgoing.get(layer)
+        if box is not None:
+            slot = box.write(parts)
+            self._isend(torch.tensor(slot), layer)
+            if slot != NONE:
+                return
+        whole = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
+        self._isend(whole, layer, _CONTENT)
+
+    def _isend(self, message: Tensor, layer: int, tag: int = 0) -> None:
         with self._talking():
-            work = dist.isend(message, self._at(layer), group=self._of_row)
-            assert work is not None
-            self._sent.append((work, message))
+            work = dist.isend(message, self._at(layer), group=self._of_row, tag=tag)
+        assert work is not None
+        self._sent.append((work, message))
 
     def receive(
         self, shapes: Sequence[tuple[int, ...]], like: Tensor, layer: int
     ) -> Callable[[], list[Tensor]]:
         """Begin to receive what a layer sends next; the function waits for it."""
         sizes = [math.prod(shape) for shape in shapes]
-        message = like.new_empty(sum(sizes))
-        with self._talking(layer):
-            work = dist.irecv(message, self._at(layer), group=self._of_row)
-            assert work is not None
+        message, box = like.new_empty(sum(sizes)), self._incoming.get(layer)
+        slot = torch.tensor(NONE)
+        work = self._irecv(message, layer, _CONTENT) if box is None else self._irecv(slot, layer)
 
         def wait() -> list[Tensor]:
             with self._talking(layer):
                 work.wait()
+                if box is not None and slot != NONE:
+                    box.read_into(message, int(slot))
+                elif box is not None:
+                    self._irecv(message, layer, _CONTENT).wait()
             parts = zip(torch.split(message, sizes), shapes, strict=True)
             return [_as_received(part, shape) for part, shape in parts]
 
         return wait
+
+    def _irecv(self, message: Tensor, layer: int, tag: int = 0) -> dist.Work:
+        with self._talking(layer):
+            work = dist.irecv(message, self._at(layer), group=self._of_row, tag=tag)
+        assert work is not None
+        return work
 
     def from_layer(self, tensor: Tensor, layer: int) -> None:
         """Let all layers of this row have what one of them has."""
