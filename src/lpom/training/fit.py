@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from lpom.training.tasks import Task
 from lpom.training.trainer import Result, Trainer
 
 _DEFAULT_ROWS = 100  # of a batch
-
+#: Settings of glibc's malloc, by their numbers.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 
 #: Multiplications of a batch on its way up, below which one thread is faster than several.
 _SMALL = 2**24
@@ -259,11 +261,14 @@ def without_denormals() -> Iterator[None]:
 def keep_freed_memory() -> None:
     """Have malloc keep what one step frees for the next one.
 
-    glibc gives memory back to the system once more of it is free than twice the largest block ever
-    freed, and to get its pages again may take as long as the step itself. Here a block is freed
-    that is as large as counts, 32 MiB.
+    glibc gives memory back to the system once enough of it is free, and to get its pages again may
+    take as long as the step itself. Blocks above 32 MiB it asks the system for each time, whatever
+    it is told.
     """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8)
+    with suppress(AttributeError, OSError, TypeError):  # another system's
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, 2**25)
+        mallopt(_TRIM_THRESHOLD, -1)  # never
 
 
 def _check_averaging(decay: float, method: Method[Any], parallel: Parallel | None) -> None:
