@@ -24,7 +24,7 @@ from lpom.graph.edges import Edge, Step
 from lpom.graph.operations import MODULES, VIEWS, call_name, module_name
 
 #: Units are divided at multiples of this, with which kernels are fast; a node in so many pieces.
-_UNITS, _PIECES = 16, 16
+_UNITS, _PIECES = 16, 64
 _POOLS = frozenset(name for name in MODULES.values() if "pool" in name)
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -23,8 +23,9 @@ from lpom.parallel.dividing import shares
 from lpom.parallel.lending import lendable, lent_rows
 
 #: What a node costs by itself, and numbers that pass through memory in a step: of what an operation
-#: makes, of a weight, on the wire. In multiplications and additions, as measured on one core.
-_NODE, _MADE, _WEIGHT, _WIRE = 3e7, 200.0, 200.0, 250.0
+#: makes, of a weight, on the wire; of a state with units on two ranks, which is put together and
+#: taken apart. In multiplications and additions, as measured on one core.
+_NODE, _MADE, _WEIGHT, _WIRE, _JOINED = 3e7, 200.0, 200.0, 100.0, 600.0
 
 
 class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -123,7 +124,16 @@ def loads(
     ends = [0.0, *places]
     own = [_until(costs, end) - _until(costs, begin) for begin, end in pairwise(ends)]
     wire = [_WIRE * crossing(graph, sizes, end) for end in ends]
-    return [cost + a + b for cost, (a, b) in zip(own, pairwise(wire), strict=True)]
+    joined = [_joining(sizes, end) for end in ends]
+    return [
+        cost + below + above + join
+        for cost, (below, above), join in zip(own, pairwise(wire), joined, strict=False)
+    ]
+
+
+def _joining(sizes: Sequence[float], place: float) -> float:
+    """What it costs the part above a place if units of one state are on both sides of it."""
+    return _JOINED * sizes[math.ceil(place)] if place > int(place) else 0.0
 
 
 def _until(costs: Sequence[float], place: float) -> float:
@@ -164,6 +174,7 @@ def cut(
     ends = [0.0, *sorted(found), float(n)]
     until = [_until(costs, e) for e in ends]
     wire = [_WIRE * crossing(graph, sizes, e) for e in ends]
+    joined = [_joining(sizes, e) for e in ends]
     # the largest cost of the parts below each end, and where the last of them begins
     best = [0.0] + [math.inf] * (len(ends) - 1)
     begins: list[list[int]] = []
@@ -174,7 +185,7 @@ def cut(
                 own = until[e] - until[b]
                 if own > further[e]:  # and more so for all before it
                     break
-                most = max(best[b], own + wire[b] + wire[e])
+                most = max(best[b], own + wire[b] + wire[e] + joined[b])
                 if most < further[e]:
                     further[e], begin[e] = most, b
         best = further

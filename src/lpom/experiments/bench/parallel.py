@@ -33,6 +33,8 @@ from lpom.training.fit import keep_freed_memory
 from lpom.training.signature import Signature
 
 MICRO_BATCHES = 4
+#: Each rank has the whole network, and batches of its own: what the cores are good for.
+_APART = "LPOM, two that share nothing"
 _RATE = 1e-3
 Steps = Callable[[int], None]
 
@@ -74,8 +76,10 @@ def bench_parallel(
     X = torch.rand(batch_size, *shape, generator=generator)
     y = torch.randint(10, (batch_size,), generator=generator)
     half = slice(0, batch_size // 2) if layers.first else slice(batch_size // 2, None)
+    alone = _alone(model, X, y)
     contenders: dict[str, tuple[int, Steps]] = {
-        "LPOM, one rank": (1, _alone(model, X, y)),
+        "LPOM, one rank": (1, alone),
+        _APART: (2, alone),
         "LPOM, one rank of two threads": (1, _alone(model, X, y, threads=2)),
         "LPOM, layers, pipelined": (2, _lpom(model, X, y, layers)),
         "LPOM, rows": (2, _lpom(model, X, y, data)),
@@ -93,11 +97,12 @@ def bench_parallel(
                 run(steps)
             dist.barrier()
             if round_:  # the first one warms up
-                times[name].append((time.perf_counter() - start) / steps)
-    wire, ring = measure_wire(layers), measure_ring(data)
+                batches = 2 * steps if name == _APART else steps
+                times[name].append((time.perf_counter() - start) / batches)
+    memory, wire, ring = measure_wire(layers, boxes=True), measure_wire(layers), measure_ring(data)
     dist.barrier()
     # both at once: two busy cores are slower than one
-    predicted = layers.of_first(_predictions(model, X, y, wire, ring))
+    predicted = layers.of_first(_predictions(model, X, y, memory, wire, ring))
     # each against itself
     base = {name: times[f"{name}, one rank"] for name in ("LPOM", "back-propagation")}
     return [
@@ -374,9 +379,12 @@ def _share(node: Part, share: float) -> Part:
 
 
 def _predictions(
-    model: nn.Module, X: Tensor, y: Tensor, wire: Wire, ring: Wire
+    model: nn.Module, X: Tensor, y: Tensor, memory: Wire, wire: Wire, ring: Wire
 ) -> dict[str, float]:
-    """Seconds of a step that the model says for each contender with two ranks."""
+    """Seconds of a step that the model says for each contender with two ranks.
+
+    LPOM's messages go through the memory of the machine, those of torch's pipelines over the wire.
+    """
     problem, batch = _problem(model, X, y)
     graph, micro = problem.graph, measure_share(problem, batch, MICRO_BATCHES)
     found = _plan(problem, batch, even=True)
@@ -384,7 +392,7 @@ def _predictions(
     whole = _parts(graph, micro, _plan(problem, batch).places)
     rows = schedules.rows_apart(_joined(measure_share(problem, batch, 2)), ring, 2)
     return {
-        "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, wire),
+        "LPOM, layers, pipelined": schedules.seconds_per_batch(schedules.lpom, parts, memory),
         "LPOM, rows": rows,
         "back-propagation, DDP": rows,
         "back-propagation, GPipe": schedules.seconds_per_batch(schedules.gpipe, whole, wire),
@@ -394,10 +402,11 @@ def _predictions(
     }
 
 
-def measure_wire(ranks: Ranks, repeats: int = 20) -> Wire:
-    """Between two ranks: a small and a large message, there and back."""
-    other, halves = 1 - ranks.layer, []
-    for size in (1, 1 << 18):
+def measure_wire(ranks: Ranks, repeats: int = 20, *, boxes: bool = False) -> Wire:
+    """Between two ranks: a small and a large message, there and back; in memory, or by gloo."""
+    other, halves, sizes = 1 - ranks.layer, list[float](), (1, 1 << 18)
+    ranks.share_memory({other: 4 * max(sizes)} if boxes else {}, messages=2)
+    for size in sizes:
         message, seconds = torch.zeros(size), []
         for _ in range(repeats):
             start = time.perf_counter()
