@@ -110,7 +110,7 @@ FOLDER, share_memory = boxes._FOLDER, Ranks.share_memory
 
 
 def cramped(self, sizes, messages):
-    share_memory(self, {layer: size // 4 for layer, size in sizes.items()}, 1)
+    share_memory(self, {layer: size // 4 for layer, size in sizes.items()}, messages)
 
 
 def run(name, parallel=None, **options):

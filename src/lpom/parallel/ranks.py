@@ -20,14 +20,15 @@ from torch import Tensor
 
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import LostRankError
-from lpom.parallel.boxes import NONE, Box
+from lpom.parallel.boxes import Box, Process
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 
 #: Seconds that a rank waits for what the others say before it names those who said nothing.
 _LISTEN = 5.0
-#: What tells numbers from the place where they stand.
-_CONTENT = 1
+#: For a message in memory a rank looks so often before it sleeps, so many seconds each time; after
+#: some it looks whether the other one still lives.
+_LOOKS, _NAP, _LOOK_AFTER = 100, 5e-5, 0.2
 _runs = count()
 
 T = TypeVar("T")
@@ -93,6 +94,7 @@ class Ranks:
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
         self._outgoing: dict[int, Box] = {}  # by layer
         self._incoming: dict[int, Box] = {}
+        self._processes: list[Process | None] = []
         self._store = PrefixStore(f"lpom {next(_runs)}", _get_default_store())
         self.names = [f"rank {r}" for r in range(self.size)]
         places = torch.arange(self.size).view(parallel.data, parallel.layers)
@@ -185,16 +187,20 @@ class Ranks:
         ``sizes`` are the bytes of the largest one to each layer, of which ``messages`` may be
         under way.
         """
-        made = {layer: Box.make(messages, size) for layer, size in sizes.items()}
+        this = Process.this()
+        made = {layer: Box.make(messages, size) for layer, size in sizes.items() if this}
         own = {layer: box for layer, box in made.items() if box is not None}
-        told = self.gather({self._at(layer): box.address for layer, box in own.items()})
-        opened = {
-            r: Box.open(*boxes[self.rank]) for r, boxes in enumerate(told) if self.rank in boxes
+        told = self.gather((this, {self._at(layer): box.address for layer, box in own.items()}))
+        near = [this is not None and this.shares_numbers_with(process) for process, _ in told]
+        here = {
+            r: Box.open(*boxes[self.rank])
+            for r, (_, boxes) in enumerate(told)
+            if self.rank in boxes and near[r]
         }
-        here = {r: box for r, box in opened.items() if box is not None}
         seen = self.gather({r for r, box in here.items() if box is not None})
         for box in own.values():
             box.hide()
+        self._processes = [process for process, _ in told]
         self._outgoing = {k: box for k, box in own.items() if self.rank in seen[self._at(k)]}
         self._incoming = {r % self.parallel.layers: box for r, box in here.items() if box}
 
@@ -203,18 +209,14 @@ class Ranks:
         parts = [_as_sent(tensor.detach()) for tensor in tensors]
         box = self._outgoing.get(layer)
         if box is not None:
-            slot = box.write(parts)
-            self._isend(torch.tensor(slot), layer)
-            if slot != NONE:
+            self._wait_until(lambda: box.has_room, layer)
+            if box.write(parts):
                 return
-        whole = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
-        self._isend(whole, layer, _CONTENT)
-
-    def _isend(self, message: Tensor, layer: int, tag: int = 0) -> None:
+        message = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
         with self._talking():
-            work = dist.isend(message, self._at(layer), group=self._of_row, tag=tag)
-        assert work is not None
-        self._sent.append((work, message))
+            work = dist.isend(message, self._at(layer), group=self._of_row)
+            assert work is not None
+            self._sent.append((work, message))
 
     def receive(
         self, shapes: Sequence[tuple[int, ...]], like: Tensor, layer: int
@@ -222,26 +224,44 @@ class Ranks:
         """Begin to receive what a layer sends next; the function waits for it."""
         sizes = [math.prod(shape) for shape in shapes]
         message, box = like.new_empty(sum(sizes)), self._incoming.get(layer)
-        slot = torch.tensor(NONE)
-        work = self._irecv(message, layer, _CONTENT) if box is None else self._irecv(slot, layer)
+        begun = self._begin_to_receive(message, layer) if box is None else None
+        number = 0 if box is None else box.expect()
 
         def wait() -> list[Tensor]:
-            with self._talking(layer):
-                work.wait()
-                if box is not None and slot != NONE:
-                    box.read_into(message, int(slot))
-                elif box is not None:
-                    self._irecv(message, layer, _CONTENT).wait()
+            work = begun
+            if box is not None:
+                self._wait_until(lambda: box.has(number), layer)
+                if not box.read(number, message):
+                    work = self._begin_to_receive(message, layer)
+            if work is not None:
+                with self._talking(layer):
+                    work.wait()
             parts = zip(torch.split(message, sizes), shapes, strict=True)
             return [_as_received(part, shape) for part, shape in parts]
 
         return wait
 
-    def _irecv(self, message: Tensor, layer: int, tag: int = 0) -> dist.Work:
+    def _begin_to_receive(self, message: Tensor, layer: int) -> dist.Work:
         with self._talking(layer):
-            work = dist.irecv(message, self._at(layer), group=self._of_row, tag=tag)
+            work = dist.irecv(message, self._at(layer), group=self._of_row)
         assert work is not None
         return work
+
+    def _wait_until(self, ready: Callable[[], bool], layer: int) -> None:
+        """Look again and again, first at once; now and then also whether the other still lives."""
+        for _ in range(_LOOKS):
+            if ready():
+                return
+        process, begun = self._processes[self._at(layer)], time.monotonic()
+        look = begun + _LOOK_AFTER
+        while not ready():
+            time.sleep(_NAP)
+            now = time.monotonic()
+            if now > look:
+                look = now + _LOOK_AFTER
+                gone = process is None or not process.alive
+                if (gone or now > begun + self.parallel.timeout) and not ready():
+                    raise LostRankError(self._lost(layer))
 
     def from_layer(self, tensor: Tensor, layer: int) -> None:
         """Let all layers of this row have what one of them has."""
