@@ -843,3 +843,74 @@ def test_a_shell_completes_commands_and_their_options(typed, offered):
     env = {"_LPOM_COMPLETE": "complete_bash", "_TYPER_COMPLETE_TESTING": "True", **words}
     result = CliRunner().invoke(app, [], env=env, prog_name="lpom")
     assert result.stdout.split() == [offered]
+
+
+class TestTargetsOfOtherFiles:
+    """What a file to predict says of its rows, and how it is written there."""
+
+    def trained(self, answers):
+        rng = np.random.default_rng(0)
+        frame = pd.DataFrame({"a": rng.normal(size=80), "b": rng.normal(size=80)})
+        frame["y"] = np.where(frame["a"] > 0, *answers)
+        frame.to_csv("t.csv", index=False)
+        call("train", "t.csv", "--target", "y", "--out", "run", "--quiet", *FAST)
+        return frame
+
+    def said(self, frame):
+        frame.to_csv("new.csv", index=False)
+        command = ["predict", "run", "new.csv", "--out", "p.csv"]
+        return CliRunner().invoke(app, command).stderr
+
+    def test_numbers_of_classes_beside_a_missing_one(self):
+        frame = self.trained((1, 0)).astype({"y": float})  # as pandas writes them then
+        frame.loc[0, "y"] = np.nan
+        assert "on the 79 rows that have y" in self.said(frame)
+
+    def test_classes_that_training_never_met(self):
+        frame = self.trained(("high", "low"))
+        frame.loc[:29, "y"] = "mid"
+        said = self.said(frame)
+        assert "on the 50 rows with a known y" in said
+        assert "30 rows have a y that training never met or that can't be read" in said
+        assert "'mid', for example" in said
+
+    def test_whole_numbers_are_classes_with_and_without_a_point(self):
+        frame = self.trained((1, 0)).astype({"y": str})
+        frame.loc[::2, "y"] += ".0"
+        frame.to_csv("mixed.csv", index=False)
+        call("train", "mixed.csv", "--target", "y", "--out", "again", "--quiet", *FAST)
+        assert lpom.load("again").target.classes == ("0", "1")
+
+
+def test_row_numbers_without_a_name_are_no_input():
+    """pandas writes the index of a table into a first column without a name."""
+    frame = people().drop(columns="name").sample(frac=1, random_state=0)
+    frame.to_csv("shuffled.csv")
+    plan = call("train", "shuffled.csv", "--target", "drink", "--out", "run", *FAST)
+    assert re.search(r"column 1\s+│\s+dropped", plan)
+    frame.reset_index(drop=True).to_csv("counted.csv")
+    call("predict", "run", "counted.csv", "--out", "counted-p.csv")
+    frame.to_csv("plain.csv", index=False)
+    call("predict", "run", "plain.csv", "--out", "plain-p.csv")
+    assert Path("counted-p.csv").read_text() == Path("plain-p.csv").read_text()
+
+
+def test_the_rate_that_was_given_is_shown(table):
+    call(
+        "train", "people.csv", "--target", "drink", "--learning-rate", "0.5", "--out", "run", *FAST
+    )
+    assert "learning_rate=0.5" in call("info", "run")
+
+
+def test_classes_of_one_row_each_are_refused_before_training():
+    Path("s.csv").write_text("a,y\n1,a\n2,b\n3,c\n4,d\n5,e\n6,f\n")
+    said = fail("train", "s.csv", "--target", "y", "--epochs", "2", "--out", "run")
+    assert "no row to test has a class of 'y'" in said and "6 classes in 6 rows" in said
+
+
+def test_predictions_far_from_zero_are_written_with_what_differs():
+    a = np.random.default_rng(0).normal(size=200)
+    pd.DataFrame({"a": a, "y": (1_700_000_000 + 300 * a).round(3)}).to_csv("t.csv", index=False)
+    call("train", "t.csv", "--target", "y", "--out", "run", "--quiet", "--epochs", "20")
+    call("predict", "run", "t.csv", "--out", "p.csv")
+    assert pd.read_csv("p.csv")["prediction"].nunique() == 200

@@ -769,3 +769,39 @@ def test_masked_values_are_refused(blobs, name):
     given[name] = np.ma.masked_array(given[name], mask=np.arange(given[name].size) == 0)
     with pytest.raises(ValueError, match=f"{name} has masked values"):
         MLPClassifier(max_iter=1).fit(**given)
+
+
+def test_two_classes_have_two_outputs_where_these_are_compared(blobs):
+    X, y = blobs
+    X, y = X[y != y[0]], y[y != y[0]]
+    assert len(set(y)) == 2
+    model = small(output_activation="softmax", max_iter=30).fit(X, y)
+    assert model.n_outputs_ == 2
+    assert model.score(X, y) > 0.75
+    with pytest.raises(ValueError, match="one target has one; take 'identity'"):
+        small(MLPRegressor, output_activation="softmax").fit(X, X[:, 0])
+
+
+def test_predictions_far_from_zero_keep_their_digits():
+    """float32 has steps of 128 there."""
+    X = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
+    y = X.astype(np.float64) @ [300.0, 100.0]
+    near = small(MLPRegressor, max_iter=50, random_state=0).fit(X, y)
+    far = small(MLPRegressor, max_iter=50, random_state=0).fit(X, y + 1.7e9)
+    assert near.predict(X).dtype == np.float32
+    np.testing.assert_allclose(far.predict(X) - 1.7e9, near.predict(X), atol=1.0)
+    huge = small(MLPRegressor, max_iter=5, random_state=0).fit(X, y * 1e47)
+    assert np.isfinite(huge.predict(X)).all()
+
+
+def test_nothing_left_to_train_on_is_said(numbers):
+    X, y = numbers
+    with pytest.raises(ValueError, match="of 4 samples leaves none to train on"):
+        small(MLPRegressor, early_stopping=True, validation_fraction=0.9).fit(X[:4], y[:4])
+
+
+def test_a_column_of_next_to_nothing_is_taken_as_it_is(numbers):
+    X, y = numbers
+    X = np.column_stack([X, np.full(len(X), 1e-40)]).astype(np.float32)
+    X[::2, -1] = 0
+    small(MLPRegressor, max_iter=2).fit(X, y)

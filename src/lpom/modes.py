@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -25,3 +25,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     with keeping_modes(model):
         model.eval()
         yield
+
+
+def training(model: nn.Module) -> Callable[[], None]:
+    """What puts a model into the mode of training.
+
+    Submodules that are in evaluation now while the model itself is in training stay so: somebody
+    has put them there, as batch norm whose statistics are to stay.
+    """
+    kept = [m for m in model.modules() if not m.training] if model.training else []
+
+    def train() -> None:
+        model.train()
+        for module in kept:
+            module.training = False
+
+    return train

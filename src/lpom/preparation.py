@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from lpom import datasets
+from lpom import activations, datasets
 from lpom.datasets.files import STDIN
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
@@ -74,11 +74,14 @@ class Prepared:
     tested: pd.DataFrame | None = None  # the test rows of a file, as they stand in it
     checksum: str | None = None  # of the file, where it is one
 
-    @property
-    def n_outputs(self) -> int:
-        """Numbers that a network must give: one for a quantity, a label or two classes."""
-        if isinstance(self.target, Classes) and len(self.target.classes) > 2:
-            return len(self.target.classes)
+    def n_outputs(self, output_activation: str = "identity") -> int:
+        """Numbers that a network must give: one for a quantity, a label or two classes.
+
+        Two for these where outputs are compared with each other.
+        """
+        if isinstance(self.target, Classes):
+            compares = not activations.get(output_activation).elementwise
+            return len(self.target.classes) if len(self.target.classes) > 2 or compares else 1
         return len(self.target.names)
 
     def parts(self) -> dict[str, Part]:

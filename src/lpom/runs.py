@@ -339,6 +339,15 @@ def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
     """The config of a run before it is trained."""
     estimator = settings.estimator(data)
     method, batch = methods.get(estimator.method), estimator.batch_size
+    if settings.learning_rate is not None:
+        method = method.with_learning_rate(settings.learning_rate)
+    (_, trained), (_, tested) = data.train, data.test
+    if isinstance(data.target, Classes) and not np.isin(tested, trained).any():
+        raise DataError(
+            f"no row to test has a class of {data.target.name!r} that is among the "
+            f"{len(trained)} rows to train on: there are {len(data.target.classes)} classes in "
+            f"{len(trained) + len(tested)} rows, and each needs several."
+        )
     return {
         "data": data.describe(),
         "network": network(data, settings),
@@ -377,8 +386,9 @@ def network_text(described: Mapping[str, Any]) -> str:
 def network(data: Prepared, settings: Settings) -> dict[str, Any]:
     if settings.network is None:
         widths = settings.widths(len(data.train[0]))
+        outputs = data.n_outputs(settings.output_activation)
         return {
-            "sizes": [data.features.n_inputs, *widths, data.n_outputs],
+            "sizes": [data.features.n_inputs, *widths, outputs],
             "activation": settings.activation,
             "output_activation": settings.output_activation,
         }

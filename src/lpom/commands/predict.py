@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -76,9 +78,16 @@ def predict(
 
 
 def _short(answers: pd.DataFrame) -> pd.DataFrame:
-    """Numbers with the digits that float32 has, in which networks compute."""
+    """Numbers with the digits that float32 has, in which networks compute: of what differs."""
     numbers = answers.select_dtypes("number")
-    return answers.assign(**{name: numbers[name].map("{:.9g}".format) for name in numbers})
+    return answers.assign(**{name: numbers[name].map(_form(numbers[name])) for name in numbers})
+
+
+def _form(numbers: pd.Series) -> Callable[[float], str]:
+    """How numbers are written that lie far from zero and near to each other, or not."""
+    size, spread = float(numbers.abs().max()), float(numbers.std(ddof=0))
+    far = math.log10(size / spread) if spread > 0 and math.isfinite(size / spread) else 0.0
+    return f"{{:.{min(17, max(9, 7 + math.ceil(far)))}g}}".format
 
 
 def _no_formulas(answers: pd.DataFrame) -> pd.DataFrame:
@@ -108,8 +117,17 @@ def _say(predictor: Predictor, frame: pd.DataFrame, inputs: Array, out: Path | N
         typer.echo(f"wrote {len(frame):,} predictions of {target.name} to {out}", err=True)
     if not set(target.names) <= set(frame.columns):
         return
-    known = target.known(frame)
+    known, given = target.known(frame), target.given(frame)
     if known.any():
         scores = predictor.scores(inputs[known], target.encode(frame[known]))
         said = ", ".join(f"{name} {written(name, value)}" for name, value in scores.items())
-        typer.echo(f"{said} on the {int(known.sum()):,} rows that have {target.name}", err=True)
+        rows = "rows that have" if (known == given).all() else "rows with a known"
+        typer.echo(f"{said} on the {int(known.sum()):,} {rows} {target.name}", err=True)
+    if (strange := given & ~known).any():
+        example = frame[list(target.names)][strange].iloc[0].tolist()
+        typer.echo(
+            f"{int(strange.sum()):,} rows have a {target.name} that training never met or that "
+            f"can't be read, and are not scored: {', '.join(map(repr, map(str, example)))}, "
+            "for example",
+            err=True,
+        )

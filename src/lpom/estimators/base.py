@@ -305,6 +305,11 @@ class BaseMLP(FittedMLP, ABC):
         kept, held_out = split_rows(
             X.shape[0], self.validation_fraction, self._random, targets.strata
         )
+        if not len(kept):
+            raise ValueError(
+                f"validation_fraction={self.validation_fraction} of {X.shape[0]} samples leaves "
+                "none to train on. Lower it, or give more data."
+            )
         if len(held_out) < 2:
             raise ValueError(
                 "early stopping needs at least 2 samples held out, but validation_fraction="

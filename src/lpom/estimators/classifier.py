@@ -13,7 +13,7 @@ from sklearn.utils import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
 from sklearn.utils.validation import column_or_1d
 
-from lpom import losses
+from lpom import activations, losses
 from lpom.estimators.base import BaseMLP, Targets
 from lpom.parallel import Parallel
 from lpom.training import Callback
@@ -227,6 +227,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             )
             weight = _product(weight, each[codes])
         two_outputs = self.loss != "auto" and losses.get(self.loss).exclusive
+        two_outputs |= not activations.get(self.output_activation).elementwise
         n_outputs = len(self.classes_)
         if n_outputs == 2 and not two_outputs:
             n_outputs = 1

@@ -67,8 +67,16 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
     def predict(self, X: Any) -> NDArray[Any]:
         """Numbers in the units of the target, (n_samples,) or (n_samples, n_outputs)."""
         outputs: NDArray[Any] = self._outputs(X).numpy()
-        numbers: NDArray[Any] = (self._offset + self._scale * outputs).astype(outputs.dtype)
+        numbers: NDArray[Any] = self._offset + self._scale * outputs
+        if self._keeps_digits(outputs.dtype):
+            numbers = numbers.astype(outputs.dtype)
         return numbers[:, 0] if self.n_outputs_ == 1 else numbers
+
+    def _keeps_digits(self, dtype: np.dtype[Any]) -> bool:
+        """Whether numbers in the units of the target may be rounded to the network's digits."""
+        limits = np.finfo(dtype)
+        size = np.abs(self._offset) + 100 * self._scale
+        return bool((limits.eps * size < 1e-3 * self._scale).all() and size.max() < limits.max)
 
     @torch.no_grad()
     def _answering(self) -> nn.Sequential:
@@ -89,6 +97,11 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
         numbers = y.astype(np.float64).reshape(len(y), -1)
+        if numbers.shape[1] == 1 and not activations.get(self.output_activation).elementwise:
+            raise ValueError(
+                f"output_activation={self.output_activation!r} compares outputs with each other, "
+                "and one target has one; take 'identity'."
+            )
         if not (known and self._is_fitted()):
             self._offset, self._scale = self._units(numbers, weight)
         return Targets((numbers - self._offset) / self._scale, numbers.shape[1], weight)

@@ -18,13 +18,14 @@ from scipy.sparse import issparse
 from torch import nn
 
 SMALL, LARGE, APART = 0.02, 10.0, 100.0
+_NOTHING = 1e-30  # by less nothing can be divided in float32
 
 
 def units(X: Any) -> NDArray[Any] | None:
     """What each column of an array or a CSR matrix is to be divided by; None for nothing."""
     largest = abs(X).max(axis=0)
     size = np.asarray(largest.todense() if issparse(X) else largest, dtype=np.float64).reshape(-1)
-    filled = size > 0
+    filled = size > _NOTHING
     common = float(np.median(size[filled])) if filled.any() else 1.0
     if SMALL <= common <= LARGE:
         common = 1.0

@@ -340,7 +340,7 @@ class _Builder:
             ]
             for n in cut:
                 self._mark(n, None)
-            for n in twice:
+            for n in set(twice) - set(cut):  # others in the next round: then they are states
                 self._mark(n, node)
             return bool(cut or twice)
         if name in WEIGHTED and live and self.values[live[0]].matrix:
@@ -456,7 +456,7 @@ class _Builder:
         if node.op == "call_module":
             return Step(node, self._module(node), node.args, node.kwargs, switch)
         if node.op == "call_method":
-            call = _Method(str(node.target).rstrip("_") if _in_place(node) else str(node.target))
+            call = _Method(_out_of_place(str(node.target)))
             return Step(node, call, node.args, node.kwargs, switch)
         assert callable(node.target)
         kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
@@ -511,8 +511,10 @@ def _is_computed(module: nn.Module) -> bool:
     return isinstance(weight, Tensor) and "weight" not in module._parameters
 
 
-def _in_place(node: fx.Node) -> bool:
-    return str(node.target).endswith("_") and not str(node.target).endswith("__")
+def _out_of_place(name: str) -> str:
+    """The method that does the same to a copy; some, ``normal_`` say, have none."""
+    plain = name.removesuffix("_")
+    return name if name.endswith("__") or not hasattr(Tensor, plain) else plain
 
 
 @dataclass(frozen=True)

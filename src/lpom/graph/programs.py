@@ -504,7 +504,8 @@ def _scaler(k: int, factor: float) -> Callable[[list[Any]], Any]:
 
 
 def _is_plain(layer: nn.Embedding) -> bool:
-    return layer.max_norm is None and not layer.sparse and layer.padding_idx is None
+    plain = layer.max_norm is None and not layer.sparse and not layer.scale_grad_by_freq
+    return plain and layer.padding_idx is None
 
 
 def _runner(

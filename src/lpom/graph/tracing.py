@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import itertools
 import linecache
@@ -22,16 +23,19 @@ from torch.nn.utils import rnn
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
+from lpom.graph.inplace import as_values
 from lpom.graph.lengths import FUNCTIONS, Packed, Ragged
 from lpom.graph.operations import SHAPES, call_name, module_name
 from lpom.graph.written import written_function, written_module
-from lpom.modes import evaluating, keeping_modes
+from lpom.modes import evaluating, keeping_modes, training
 
 _HERE = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 _PLAIN = nn.Module.__call__, nn.Module.__getattr__
 #: Functions that make tensors of a size, which torch.fx does not see by itself.
-_FACTORIES = ("zeros", "ones", "full", "empty", "arange", "rand", "randn", "eye")
+_FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye")
+#: Those that draw.
+_DRAWN = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial")
 
 
 def traced(
@@ -61,8 +65,7 @@ def traced(
     plain = _in_a_row(model)
     if plain is not None:
         return plain, {}
-    given = inspect.signature(model.forward).parameters.values()
-    inputs = [parameter.name for parameter in given if parameter.default is parameter.empty]
+    inputs = _inputs(model)
     if len(inputs) > 1:
         raise UntrainableError(
             f"the model takes {len(inputs)} inputs ({', '.join(inputs)}); give it one tensor, and "
@@ -81,8 +84,16 @@ def traced(
             "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
             "of your own."
         ) from error
+    as_values(graph, model.get_submodule, tracer.lines)
     leave_out_unused(graph)
     return graph, tracer.lines
+
+
+def _inputs(model: nn.Module) -> list[str]:
+    """The names of what must be given to a model: all else has a value by itself."""
+    given = inspect.signature(model.forward).parameters.values()
+    more = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in given if p.default is p.empty and p.kind not in more]
 
 
 def _in_a_row(model: nn.Module) -> fx.Graph | None:
@@ -156,20 +167,43 @@ class _Tracer(fx.Tracer):
         names = (f"{prefix}{k}" for k in itertools.count())
         return next(name for name in names if not hasattr(self.root, name))
 
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """The data alone: other arguments have the values that they have by themselves."""
+        given = inspect.signature(self.root.forward).parameters
+        name = next(iter(_inputs(self.root)), next(iter(given), "input"))
+        data = self.create_proxy("placeholder", name, (), {})
+        named = name in given and given[name].kind is inspect.Parameter.KEYWORD_ONLY
+        call = functools.partial(root_fn, **{name: data}) if named else root_fn
+        return call, [self.root] if named else [self.root, data]
+
     def in_both_modes(self, model: nn.Module) -> fx.Graph:
         """What the model does in training; a flag that is another in evaluation stays a question.
 
         So ``F.dropout(x, training=self.training)`` follows the model's mode at every call.
         """
-        with keeping_modes(model), _factories_traced(), _packing_traced(model):
+        with keeping_modes(model), self._factories_traced(), _packing_traced(model):
+            train = training(model)
             model.eval()
+            before = {name: (b._version, b.clone()) for name, b in model.named_buffers()}
             with left_as_it_was(model):
                 evaluated = self.trace(model)
             self.lines.clear()
             self._known.clear()
             self._without_grad.clear()
-            model.train()
+            train()
             traced = self.trace(model)
+        for name, buffer in model.named_buffers():
+            version, value = before.get(name, (buffer._version, buffer))
+            if buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(value)
+                raise UntrainableError(
+                    f"the model's forward changes its buffer {name!r} by itself, which steps would "
+                    "not do. Leave that out, or train the model with lpom.lift(model) in a loop of "
+                    "your own."
+                )
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
         if len(traced.nodes) != len(evaluated.nodes) or any(
             (a.op, call_name(a.target)) != (b.op, call_name(b.target)) for a, b in pairs
@@ -273,6 +307,34 @@ class _Tracer(fx.Tracer):
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Shaped(node, self)
+
+    @contextlib.contextmanager
+    def _factories_traced(self) -> Iterator[None]:
+        """Let torch.zeros(x.shape[0], ...) and its like be seen where a size is a proxy.
+
+        And all that is drawn: else one draw would stand for all.
+        """
+        originals = {name: getattr(torch, name) for name in (*_FACTORIES, *_DRAWN)}
+
+        def seen(original: Callable[..., Any], always: bool) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                proxies: list[fx.Proxy] = []
+                fx.node.map_aggregate(
+                    (args, kwargs), lambda a: proxies.append(a) if isinstance(a, fx.Proxy) else a
+                )
+                if proxies or always:
+                    return self.create_proxy("call_function", original, args, kwargs)
+                return original(*args, **kwargs)
+
+            return call
+
+        for name, original in originals.items():
+            setattr(torch, name, seen(original, name in _DRAWN))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(torch, name, original)
 
     def sizes(self, node: fx.Node) -> tuple[Any, ...] | None:
         """Sizes of a value for batches of two and of three rows, as pairs; None if unknown."""
@@ -382,32 +444,6 @@ def _untraced() -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__, nn.Module.__getattr__ = patched  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _factories_traced() -> Iterator[None]:
-    """Let torch.zeros(x.shape[0], ...) and its like be seen where a size is a proxy."""
-    originals = {name: getattr(torch, name) for name in _FACTORIES}
-
-    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            proxies: list[fx.Proxy] = []
-            fx.node.map_aggregate(
-                (args, kwargs), lambda a: proxies.append(a) if isinstance(a, fx.Proxy) else a
-            )
-            if proxies:
-                return proxies[0].tracer.create_proxy("call_function", original, args, kwargs)
-            return original(*args, **kwargs)
-
-        return call
-
-    for name, original in originals.items():
-        setattr(torch, name, seen(original))
-    try:
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)
 
 
 @contextlib.contextmanager

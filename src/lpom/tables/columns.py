@@ -24,6 +24,7 @@ MOST = 30  # categories of a column with inputs of their own
 SHOWN = 8  # names or values that a message lists
 OTHER = "(other)"  # all categories too rare for an input of their own
 MISSING = "(missing)"
+NAMELESS = "column 1"  # a first column without a name: where pandas writes its row numbers
 
 _NUMBERS = 0.9  # share of texts that must be numbers for a column of numbers
 _ENOUGH = 3  # rows of a category among many, for an input of its own
@@ -218,7 +219,7 @@ def _teaches_nothing(found: Column, values: pd.Series, column: pd.Series) -> str
     dense = last - first < 2 * len(known) and first <= max(5, 0.05 * len(known))
     if dense and bool((known.diff().dropna() > 0).all()):
         return "counts the rows"
-    named = _IDENTIFIER.search(found.name)
+    named = _IDENTIFIER.search(found.name) or found.name == NAMELESS
     return "an identifier: another number in every row" if named else None
 
 

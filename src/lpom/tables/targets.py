@@ -44,6 +44,10 @@ class Target(ABC):
         """Where a row has a target that :meth:`encode` can code."""
 
     @abstractmethod
+    def given(self, frame: pd.DataFrame) -> Array:
+        """Where a row has a target at all."""
+
+    @abstractmethod
     def answers(self, decided: Array) -> pd.DataFrame:
         """A column of predictions per target, from what an estimator predicts."""
 
@@ -70,10 +74,20 @@ class Classes(Target):
         return (self.column,)
 
     def encode(self, frame: pd.DataFrame) -> Array:
-        return np.asarray(pd.Index(self.classes).get_indexer(_labels(frame[self.column])))
+        labels = _labels(frame[self.column])
+        codes = np.asarray(pd.Index(self.classes).get_indexer(labels))
+        numbers = pd.to_numeric(pd.Series(self.classes), errors="coerce")
+        if (codes < 0).any() and numbers.notna().all() and numbers.is_unique:
+            # 1 may stand as 1.0 in another file: there it was beside a row that has none
+            read = pd.to_numeric(labels, errors="coerce").astype("float64")
+            codes = np.where(codes < 0, pd.Index(numbers).get_indexer(read), codes)
+        return codes
 
     def known(self, frame: pd.DataFrame) -> Array:
         return self.encode(frame) >= 0
+
+    def given(self, frame: pd.DataFrame) -> Array:
+        return np.asarray(_labels(frame[self.column]).notna(), dtype=bool)
 
     def answers(self, decided: Array) -> pd.DataFrame:
         return pd.DataFrame({"prediction": np.array(self.classes, dtype=object)[decided]})
@@ -111,6 +125,10 @@ class Quantity(Target):
     def known(self, frame: pd.DataFrame) -> Array:
         return ~np.isnan(self.encode(frame))
 
+    def given(self, frame: pd.DataFrame) -> Array:
+        words = texts(frame[self.column])
+        return np.asarray(words.notna() & ~is_missing(words.fillna("")), dtype=bool)
+
     def answers(self, decided: Array) -> pd.DataFrame:
         return pd.DataFrame({"prediction": np.asarray(decided, dtype=np.float64)})
 
@@ -138,6 +156,10 @@ class Several(Target):
 
     def known(self, frame: pd.DataFrame) -> Array:
         found: Array = np.all([part.known(frame) for part in self.parts], axis=0)
+        return found
+
+    def given(self, frame: pd.DataFrame) -> Array:
+        found: Array = np.all([part.given(frame) for part in self.parts], axis=0)
         return found
 
     def answers(self, decided: Array) -> pd.DataFrame:
@@ -266,6 +288,9 @@ def _as_numbers(column: pd.Series, task: str, locale: Locale) -> tuple[NumberFor
 
 def _classes(column: pd.Series, name: str) -> Classes:
     labels = _labels(column)
+    whole = labels.str.fullmatch(r"[+-]?\d+(\.0+)?")
+    if bool(whole.all()):  # 1 and 1.0 are one class
+        labels = labels.str.replace(r"\.0+$", "", regex=True)
     found = list(labels.unique())
     numbers = pd.to_numeric(pd.Series(found), errors="coerce")
     by_size = numbers.notna().all()

@@ -58,10 +58,10 @@ class Signature:
                 "the model has no weights to train; expected a torch module with layers such as "
                 f"Linear or Conv2d, got {type(model).__name__}."
             )
-        indices = _looks_up(model)
         example = torch.zeros(3, *shape, device=parameter.device)
         if first is not None:  # which steps are there is not to be made up
             example = torch.cat([first[:3]] * 3)[:3].to(parameter.device)
+        indices = _looks_up(model, example.to(parameter))
         example = example.long() if indices else example.to(parameter)
         graph = trace(model, example)
         readers = graph.consumers[0]
@@ -74,6 +74,8 @@ class Signature:
         shape = tuple(example.shape[1:])
         if isinstance(model, Ragged):
             _check_padding(model, graph, example)
+        else:
+            _check_graph(model, graph, example)
         fast = example.ndim == 4 and _takes_channels_last(model, example)
         return cls(model, graph, shape, outputs, n_steps, flattens, indices, fast)
 
@@ -103,12 +105,21 @@ class Signature:
         """All rows, row after row, in the model's dtype and on its device: itself, or one copy."""
         like = self.like
         dtype = torch.long if self.indices else like.dtype
+        self._check_whole(X)
         if (X.dtype, X.device) == (dtype, like.device) and X.is_contiguous():
             return X
         return torch.empty(X.shape, dtype=dtype, device=like.device).copy_(X)
 
+    def _check_whole(self, X: Tensor) -> None:
+        if self.indices and X.is_floating_point() and not bool((X == X.floor()).all()):
+            raise DataError(
+                "the model looks rows up in an embedding, so X must hold whole numbers; got "
+                f"{float(X[X != X.floor()][0]):g}."
+            )
+
     def inputs(self, rows: Tensor) -> Tensor:
         """Rows as the model takes them: dtype, device, and pictures in the layout that is fast."""
+        self._check_whole(rows)
         rows = rows.to(self.like.device, torch.long) if self.indices else rows.to(self.like)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return rows.contiguous(memory_format=layout)
@@ -155,13 +166,53 @@ def _check_padding(model: Ragged, graph: Graph, example: Tensor) -> None:
         )
 
 
-def _looks_up(model: nn.Module) -> bool:
-    """Whether the first layer with weights is an embedding."""
-    for module in model.modules():
-        layer = next(module.children(), None) is None
-        if layer and any(True for _ in module.parameters()):
-            return isinstance(module, nn.Embedding | nn.EmbeddingBag)
-    return False
+def _looks_up(model: nn.Module, example: Tensor) -> bool:
+    """Whether the model takes whole numbers only, with which it looks rows up."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    if not any(isinstance(module, tables) for module in model.modules()):
+        return False
+    return not _goes_through(model, example) and _goes_through(model, example.long())
+
+
+@torch.no_grad()
+def _goes_through(model: nn.Module, example: Tensor) -> bool:
+    try:
+        with evaluating(model):
+            model(example)
+    except (RuntimeError, IndexError, TypeError, ValueError):
+        return False
+    return True
+
+
+@torch.no_grad()
+def _check_graph(model: nn.Module, graph: Graph, example: Tensor) -> None:
+    """What torch.fx saw of the model says the same as the model, if that always says the same.
+
+    Of layers one after the other everything is seen; where units jump, rounding may tip one over.
+    """
+    layers = type(model) is nn.Sequential and not any(any(m.children()) for m in model)
+    if layers or graph.jumps:
+        return
+    generator = torch.Generator(example.device).manual_seed(0)
+    rows = example
+    if example.is_floating_point():
+        rows = torch.rand(example.shape, generator=generator, device=example.device).to(example)
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        try:
+            wanted, again = model(rows), model(rows)
+        except (RuntimeError, IndexError, ValueError):  # of values that mean something
+            return
+        _, X = graph.feed_forward(rows)
+    size = float(wanted.abs().max())
+    if torch.equal(wanted, again) and not torch.allclose(
+        X[graph.output].reshape(wanted.shape), wanted, rtol=0.0, atol=0.01 * size + 1e-6
+    ):
+        raise UntrainableError(
+            f"what torch.fx has seen of {type(model).__name__} gives other outputs than the model "
+            "itself: it does something that can't be seen (tensors changed through another name, "
+            "numbers read out of tensors). lpom.lift(model) trains such models in a loop of your "
+            "own."
+        )
 
 
 def _check_width(graph: Graph, example: Tensor, shape: tuple[int, ...]) -> None:

@@ -20,12 +20,13 @@ def settings_of(method: Method[Any]) -> str:
 
 def optimizer_of(state: State) -> list[str]:
     """The optimiser's own settings, which a function that makes it does not tell."""
-    optimizer = state.optimizer if isinstance(state, OptimizerState) else None
-    if optimizer is None:
+    if not isinstance(state, OptimizerState) or state.optimizer is None:
         return []
-    found = []
+    optimizer, found = state.optimizer, []
     for group in optimizer.param_groups:
         known = group | {"lr": group.get("initial_lr", group["lr"])}  # before any schedule
+        if state.scheduler is not None:  # some move these too
+            known = {k: v for k, v in known.items() if k not in ("betas", "momentum")}
         plain = {k: v for k, v in known.items() if isinstance(v, int | float | str | tuple)}
         found.append(f"{type(optimizer).__name__}({plain})")
     return found

@@ -16,7 +16,7 @@ from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.base import fingerprint
 from lpom.methods.optimizers import OptimizerState
-from lpom.modes import evaluating, keeping_modes
+from lpom.modes import evaluating, keeping_modes, training
 from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
@@ -144,6 +144,7 @@ class Trainer:
         self.history = History(task.metric)
         self.averaging, self.diagnostics = averaging, diagnostics
         self._average = averaged(model, averaging) if averaging else None
+        self._to_training = training(model)
         self.status = "running"
         self.seconds = self.training_seconds = 0.0
         self.good = weights_of(model)
@@ -241,7 +242,7 @@ class Trainer:
         """The steps that are left of the epoch."""
         epoch = len(self.history)
         batches, self._batches = self._batches or self.train.epoch(), None
-        self.model.train()
+        self._to_training()
         clock = time.perf_counter() - self._epoch_seconds
         for batch in self.team.ahead(batches):
             advance(self.state, 0.0 if self.endless else self._share_done())

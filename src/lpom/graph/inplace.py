@@ -1,0 +1,84 @@
+"""Operations that write over a tensor, as the values that they give.
+
+``h.add_(1)`` changes what ``h``, and every other name of it, is from there on. In a graph of values
+that is: whoever reads it later reads the result. Where a piece of another tensor is written over
+that can't be said so simply, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import fx, nn
+
+from lpom.exceptions import UntrainableError
+from lpom.graph.operations import SPLITS, VIEWS, call_name
+
+
+def as_values(
+    graph: fx.Graph, module: Callable[[str], nn.Module], lines: Mapping[fx.Node, str]
+) -> None:
+    """Let those who come after such an operation read its result."""
+    places = {node: k for k, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        changed = _changed(node, module)
+        if changed is None:
+            continue
+
+        def later(user: fx.Node, node: fx.Node = node) -> bool:
+            return user is not node and places[user] > places[node]
+
+        whole = _root(changed)
+        seen = [other for other in _views(whole) if other is not changed]
+        if whole.op == "get_attr":
+            _refuse(
+                node, lines, "it changes a tensor of the model itself, which steps would not do"
+            )
+        if any(later(user) for other in seen for user in other.users):
+            _refuse(node, lines, "it changes a tensor of which another view is read later")
+        changed.replace_all_uses_with(node, delete_user_cb=later)
+
+
+def _changed(node: fx.Node, module: Callable[[str], nn.Module]) -> fx.Node | None:
+    """The value that an operation writes over; None for all others."""
+    written = False
+    if node.op == "call_module":
+        written = bool(getattr(module(str(node.target)), "inplace", False))
+    elif node.op.startswith("call"):
+        target: Any = node.target
+        name = target if isinstance(target, str) else getattr(target, "__name__", "")
+        plain = name.endswith("_") and not name.endswith("__")
+        written = plain or name in ("iadd", "isub", "imul", "itruediv", "setitem")
+        written = written or node.kwargs.get("inplace") is True
+    value = node.args[0] if node.args else node.kwargs.get("input")
+    return value if written and isinstance(value, fx.Node) else None
+
+
+def _root(value: fx.Node) -> fx.Node:
+    """The tensor that a value is a view of."""
+    while _is_view(value) and isinstance(value.args[0], fx.Node):
+        value = value.args[0]
+    return value
+
+
+def _views(value: fx.Node) -> list[fx.Node]:
+    """A value and all that may be views of it, or views of these."""
+    found = [value]
+    for one in found:
+        found += [user for user in one.users if _is_view(user) and user.args[0] is one]
+    return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    named = node.op in ("call_function", "call_method")
+    return named and call_name(node.target) in VIEWS | SPLITS and bool(node.args)
+
+
+def _refuse(node: fx.Node, lines: Mapping[fx.Node, str], reason: str) -> None:
+    line = lines.get(node)
+    raise UntrainableError(
+        f"{node.target if isinstance(node.target, str) else call_name(node.target)}"
+        f"{f', {line},' if line else ''} can't be trained: {reason}. Write it without changing "
+        "tensors in place, or train the model with lpom.lift(model) in a loop of your own."
+    )
