@@ -35,14 +35,16 @@ class NumberFormat:
     thousands: str = ""
 
     def read(self, texts: pd.Series) -> pd.Series:
-        """Numbers, NaN where a text is none (and where it is infinite)."""
+        """Numbers, NaN where a text is none (and where it is infinite); 12 % is 0.12."""
         values = np.full(len(texts), np.nan)
         if self == NumberFormat():  # most are plain, which is faster to see than to read
             values = plain_numbers(texts)
         rest = np.isnan(values)
         if rest.any():
             distinct = texts[rest].drop_duplicates()
-            numbers = pd.Series(self._read(_bare(distinct)), index=pd.Index(distinct))
+            read = self._read(_bare(distinct))
+            shares = distinct.str.contains(r"%\W*$", regex=True).to_numpy(dtype=bool)
+            numbers = pd.Series(np.where(shares, read / 100, read), index=pd.Index(distinct))
             values[rest] = texts[rest].map(numbers).to_numpy(np.float64)
         return pd.Series(values, index=texts.index)
 
