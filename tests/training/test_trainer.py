@@ -235,7 +235,8 @@ def test_steps_run_in_train_mode_and_measuring_in_eval_mode(blobs):
 
     class Looking(Noisy):
         def step(self, problem, batch, state):
-            modes["step"].update(module.training for module in model.modules())
+            modes["step"].update(m.training for m in model.modules() if m is not model[1][1])
+            assert not model[1][1].training  # somebody has put it there
 
         def objective(self, problem, batch, state):
             modes["measured"].update(module.training for module in model.modules())

@@ -113,7 +113,8 @@ def number_format(
         if roles[sign, "decimal"] and roles[sign, "thousands"]:
             raise DataError(
                 f"uses {sign!r} both before decimals and between thousands; write all numbers in "
-                "one way"
+                "one way, or if these are none, versions say, give --as NAME=category (in Python "
+                "kinds={NAME: 'category'})"
             )
     if roles[",", "decimal"] and roles[".", "decimal"]:
         raise DataError("holds decimal points and decimal commas; write all numbers in one way")
