@@ -23,6 +23,8 @@ from torch import Tensor
 _FOLDER = Path("/dev/shm")
 #: Processors on which others see what one writes in the order in which it was written.
 _ORDERED = {"x86_64", "AMD64"}
+#: Bytes of a box that are not too much for what it spares.
+_MOST = 1 << 28
 #: Bytes of what stands before the slots, and before the numbers in each.
 _HEAD = 64
 #: Numbers in the head of a box, each written by one side only: messages read; messages written; and
@@ -78,7 +80,7 @@ class Box:
     def make(cls, slots: int, size: int) -> Box | None:
         """A new one for so many messages of so many bytes; None where there is no such memory."""
         size = _HEAD * (1 - (-size // _HEAD))
-        if platform.machine() not in _ORDERED:
+        if platform.machine() not in _ORDERED or slots * size > _MOST:
             return None
         try:
             file, path = tempfile.mkstemp(prefix="lpom-", dir=_FOLDER)

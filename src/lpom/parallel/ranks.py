@@ -115,6 +115,7 @@ class Ranks:
 
     def close(self) -> None:
         """Part, at the end of a run; the processes can meet again."""
+        self._outgoing, self._incoming = {}, {}
         for group in (self._of_row, self._of_layer):
             if group is not None:
                 dist.destroy_process_group(group)
