@@ -380,8 +380,8 @@ PAST = Table(
         "LPOM (`python experiments/search.py cifar --columns lpom --candidates 3 --epochs 12`).",
         "2048-2048-2048 was first run on the test set with batches of 250 and dropout of the "
         "inputs alone (see the other settings below). Held-out runs of half the width then said "
-        "that batches of 100 and some dropout between layers are better; much dropout, noise and "
-        "three times the epochs are not (all listed below).",
+        "that batches of 100 and some dropout between layers are better; much dropout, noise, "
+        "three times the epochs, half the batches and whitening are not (all listed below).",
         "The digits' augmentation was not searched. With flips and crops alone 4000-1000-4000 had "
         "63 % of held-out images after 48 epochs. On a quarter of its width small batches, weight "
         "decay and the metric of both factors hardly helped; whitening, the best of seven "
