@@ -248,3 +248,14 @@ def test_an_embedding_scaled_by_frequency():
 
     torch.manual_seed(0)
     check(Counted().double(), (8 * X).floor().long())
+
+
+def test_spectral_norm_moves_as_often_as_it_is_used():
+    torch.manual_seed(0)
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5))
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 3)).double()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    lpom.evaluate(model, X, Y)
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, before[name])
+    check(model)

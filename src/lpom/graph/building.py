@@ -26,6 +26,7 @@ from lpom.graph.operations import (
     VIEWS,
     WEIGHTED,
     call_name,
+    is_computed,
     module_name,
 )
 from lpom.graph.scans import Layer
@@ -315,7 +316,7 @@ class _Builder:
             self._refuse(node, "it divides by a state, which is not affine")
         if self._cut_factors(node, name):
             return self._call_value(node)
-        if node.op == "call_module" and _is_computed(self._module(node)):
+        if node.op == "call_module" and is_computed(self._module(node)):
             value.curved = f"the weight of {node.target}, which is computed from other parameters"
         value.matrix = value.matrix or (name in WEIGHTED and value.weights)
         return value
@@ -480,7 +481,7 @@ class _Builder:
         module = self._module(work[0])
         hooked = module._forward_hooks or module._forward_pre_hooks
         plain = type(module) in (nn.Linear, nn.Conv2d) and not hooked
-        return module if plain and not _is_computed(module) else None
+        return module if plain and not is_computed(module) else None
 
     def _is_plain_identity(self, node: fx.Node) -> bool:
         if node.op != "call_module":
@@ -503,12 +504,6 @@ class _Builder:
             )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")
-
-
-def _is_computed(module: nn.Module) -> bool:
-    """Whether a weight is made from other parameters: by weight_norm, pruning and the like."""
-    weight = getattr(module, "weight", None)
-    return isinstance(weight, Tensor) and "weight" not in module._parameters
 
 
 def _out_of_place(name: str) -> str:

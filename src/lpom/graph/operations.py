@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 #: Products of two tensors; where both depend on states, each factor becomes a state of its own.
 PRODUCTS = frozenset(
@@ -115,6 +116,15 @@ def module_name(module: nn.Module) -> str | None:
         if isinstance(module, kind) and type(module).forward is kind.forward:
             return name
     return None
+
+
+def is_computed(module: nn.Module) -> bool:
+    """Whether a weight is made from other parameters: by weight_norm, pruning and the like.
+
+    It is not looked at: that of spectral_norm changes whenever it is.
+    """
+    given = isinstance(vars(module).get("weight"), Tensor)  # as older ways leave it
+    return given or parametrize.is_parametrized(module, "weight")
 
 
 def call_name(target: str | Callable[..., Any]) -> str:

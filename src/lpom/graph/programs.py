@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, TURNS, Adjoint, Piece, Slot, View, packed
 from lpom.graph.kernels import BatchNorm, Kernel, kernel
-from lpom.graph.operations import PIECES, SPLITS, call_name, module_name
+from lpom.graph.operations import PIECES, SPLITS, call_name, is_computed, module_name
 
 if TYPE_CHECKING:
     from lpom.graph.edges import Edge, Step
@@ -395,6 +395,8 @@ class _Compiler:
         """A Linear or an Embedding as torch's function of that name; or a kernel."""
         layer: Any = step.call
         if len(args) != 1 or step.kwargs or layer._forward_hooks or layer._forward_pre_hooks:
+            return False
+        if is_computed(layer):
             return False
         given = [p for p in (layer.weight, getattr(layer, "bias", None)) if p is not None]
         weights = [Slot(self.weights[p]) for p in given if p in self.weights]
