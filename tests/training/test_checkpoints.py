@@ -254,3 +254,35 @@ def test_times_go_on(blobs, tmp_path, cut_at):
     assert len(slept) == 10
     assert result.seconds >= result.training_seconds >= 10 * 0.01
     assert sum(epoch.seconds for epoch in result.history) == pytest.approx(result.training_seconds)
+
+
+@pytest.mark.parametrize(
+    "once",
+    [
+        lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+        lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4),
+        lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [1, 3]),
+        lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    ],
+    ids=["one cycle", "cosine", "steps", "a function"],
+)
+def test_schedulers_of_torch_go_on_from_where_they_were(once, blobs, tmp_path):
+    """OneCycleLR moves Adam's betas too: they are no other settings for that."""
+    X, y = blobs
+
+    def run(folder, stops=None):
+        model = lpom.mlp([X.shape[1], 8, 3], seed=0)
+        method = LPOM(weights=Adaptive(schedule=once))
+        plan = Checkpoint(tmp_path / folder, every_epochs=1)
+        options = {"checkpoint": plan, "epochs": 4, "seed": 0, "progress": False}
+        lpom.fit(model, X, y, method=method, callbacks=stops or (), **options)
+        return [parameter.detach() for parameter in model.parameters()]
+
+    def crash(epoch):
+        if epoch.epoch == 2:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        run("cut", crash)
+    for gone_on, whole in zip(run("cut"), run("whole"), strict=True):
+        assert torch.equal(gone_on, whole)

@@ -21,6 +21,9 @@ from lpom.weights.adaptive import (
 )
 from lpom.weights.penalised import Penalised
 
+#: Settings of an optimiser, beside its rate, that some of torch's schedulers move.
+SCHEDULED = ("betas", "momentum")
+
 
 @dataclass
 class OptimizerState(State):
@@ -72,6 +75,27 @@ class OptimizerState(State):
         if self.scheduler is not None:
             self.scheduler.step()
 
+    def _moved(self, new: dict[str, Any], old: dict[str, Any]) -> list[str]:
+        """What a schedule had made of the settings of a group, if it began as this one does."""
+        if new["initial_lr"] != old["initial_lr"]:
+            return []
+        return ["lr", *(name for name in SCHEDULED if self.scheduler is not None and name in new)]
+
+    def _options(self, group: dict[str, Any]) -> dict[str, Any]:
+        """What decides of which kind an optimiser's memory is: all that no schedule moves."""
+        others = ("lr", "initial_lr", *(SCHEDULED if self.scheduler is not None else ()))
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in group.items()
+            if name not in others
+        }
+
+    def _place(self) -> dict[str, Any] | None:
+        """Where torch's scheduler is, of which the settings make all that is no plain value."""
+        if self.scheduler is None:
+            return None
+        return {name: v for name, v in self.scheduler.state_dict().items() if _is_plain(v)}
+
     def state_dict(self) -> dict[str, Any]:
         made, written = self.optimizer, None
         if made is not None:
@@ -81,6 +105,7 @@ class OptimizerState(State):
                 "shapes": [list(p.shape) for group in made.param_groups for p in group["params"]],
                 "groups": whole["param_groups"],
                 "memory": {str(i): memory for i, memory in whole["state"].items()},
+                "scheduler": self._place(),
             }
         return super().state_dict() | {"optimizer": written}
 
@@ -99,7 +124,7 @@ class OptimizerState(State):
             )
         groups = list(zip(own["groups"], written["groups"], strict=False))
         if len(own["groups"]) != len(written["groups"]) or any(
-            _options(new) != _options(old) for new, old in groups
+            self._options(new) != self._options(old) for new, old in groups
         ):
             return
         assert self.optimizer is not None  # own was made of it
@@ -107,11 +132,13 @@ class OptimizerState(State):
             {  # which casts to the dtype and device of the parameters
                 "state": {int(i): dict(memory) for i, memory in written["memory"].items()},
                 "param_groups": [
-                    new | ({"lr": old["lr"]} if new["initial_lr"] == old["initial_lr"] else {})
+                    new | {name: _as(new[name], old[name]) for name in self._moved(new, old)}
                     for new, old in groups
                 ],
             }
         )
+        if self.scheduler is not None and written.get("scheduler"):
+            self.scheduler.load_state_dict(written["scheduler"])
 
 
 @dataclass
@@ -162,11 +189,14 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     return detached
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """What decides of which kind an optimiser's memory is: everything but the rates."""
-    rates = ("lr", "initial_lr")
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in group.items()
-        if name not in rates
-    }
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(v) for name, v in value.items())
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _as(new: Any, old: Any) -> Any:
+    """What was written, as the kind of value that it was: files have lists for tuples."""
+    return tuple(old) if isinstance(new, tuple) else old

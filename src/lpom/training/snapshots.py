@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lpom.methods import Method, State
-from lpom.methods.optimizers import OptimizerState
+from lpom.methods.optimizers import SCHEDULED, OptimizerState
 
 
 def settings_of(method: Method[Any]) -> str:
@@ -25,8 +25,8 @@ def optimizer_of(state: State) -> list[str]:
     optimizer, found = state.optimizer, []
     for group in optimizer.param_groups:
         known = group | {"lr": group.get("initial_lr", group["lr"])}  # before any schedule
-        if state.scheduler is not None:  # some move these too
-            known = {k: v for k, v in known.items() if k not in ("betas", "momentum")}
+        if state.scheduler is not None:
+            known = {k: v for k, v in known.items() if k not in SCHEDULED}
         plain = {k: v for k, v in known.items() if isinstance(v, int | float | str | tuple)}
         found.append(f"{type(optimizer).__name__}({plain})")
     return found
