@@ -341,8 +341,9 @@ class _Builder:
             ]
             for n in cut:
                 self._mark(n, None)
-            for n in set(twice) - set(cut):  # others in the next round: then they are states
-                self._mark(n, node)
+            for n in twice:
+                if n not in cut:  # which are states in the next round
+                    self._mark(n, node)
             return bool(cut or twice)
         if name in WEIGHTED and live and self.values[live[0]].matrix:
             self._mark(live[0], node)
