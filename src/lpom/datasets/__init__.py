@@ -21,8 +21,9 @@ environment variable ``LPOM_DATA`` names; what is not there is downloaded and ch
 your own are read with `read_table`.
 
 Pictures come flat, one row each; ``load(name).pictures()`` has them as (n, channels, rows,
-columns), and `augmented_loader` flips and shifts these while a network trains. `whitened` takes
-the correlations out of a data set.
+columns), and `augmented_loader` flips and shifts these while a network trains. `adversarial_loader`
+moves rows of any kind to where the network errs; `whitened` takes the correlations out of a data
+set.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from lpom.datasets.adversarial import adversarial_loader
 from lpom.datasets.augmentation import augmented_loader
 from lpom.datasets.base import DataDir, Dataset
 from lpom.datasets.bundled import load_bundled
@@ -41,7 +43,16 @@ from lpom.datasets.preprocessing import whitened
 from lpom.datasets.svhn import load_svhn_0_2
 from lpom.exceptions import unknown_name
 
-__all__ = ["Dataset", "Table", "augmented_loader", "load", "names", "read_table", "whitened"]
+__all__ = [
+    "Dataset",
+    "Table",
+    "adversarial_loader",
+    "augmented_loader",
+    "load",
+    "names",
+    "read_table",
+    "whitened",
+]
 
 
 def _bundled(name: str) -> Callable[[DataDir], Dataset]:

@@ -76,7 +76,7 @@ def augmented_loader(
         batch_size,
         shuffle=True,
         generator=generator,
-        collate_fn=_as_it_is,
+        collate_fn=as_it_is,
     )
 
 
@@ -163,5 +163,6 @@ def turned(pictures: Tensor, angles: Tensor, sides: Tensor, moves: Tensor | None
     return F.grid_sample(pictures, places, align_corners=False)
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """For loaders of data sets that give whole batches."""
     return batch

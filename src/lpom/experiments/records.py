@@ -28,7 +28,9 @@ class Trial:
     data, which is then not touched. ``network`` is one of `lpom.networks`, with ``options``, in
     place of a chain of ``hidden`` layers; ``augment`` flips and crops its pictures, or changes
     them in the ways that it names for `lpom.datasets.augmented_loader`. ``whiten`` is what
-    `lpom.datasets.whitened` adds to each variance; at 0 the data stay as they are.
+    `lpom.datasets.whitened` adds to each variance; at 0 the data stay as they are. ``adversarial``
+    is how far `lpom.datasets.adversarial_loader` moves rows, in the direction that the method
+    itself finds.
     """
 
     dataset: str
@@ -52,6 +54,7 @@ class Trial:
     averaging: float = 0.0
     precision: str | None = None
     whiten: float = 0.0
+    adversarial: float = 0.0
 
     @property
     def key(self) -> str:
@@ -167,6 +170,7 @@ _YOUNGER: dict[str, Any] = {
     "averaging": 0.0,
     "precision": None,
     "whiten": 0.0,
+    "adversarial": 0.0,
 }
 #: What every record has, whatever came of the run.
 _ALWAYS = {"key", "machine", *Trial.__dataclass_fields__} - _YOUNGER.keys()

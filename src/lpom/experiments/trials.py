@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from lpom import activations, losses, methods, networks
-from lpom.datasets import Dataset, augmented_loader, whitened
+from lpom.datasets import Dataset, adversarial_loader, augmented_loader, whitened
 from lpom.exceptions import CheckpointError, ConvergenceWarning, LPOMError
 from lpom.experiments.memory import peak_bytes
 from lpom.experiments.records import Store, Trial, machine
 from lpom.experiments.remains import remains
-from lpom.methods import Batch, Method, Problem
+from lpom.lifting import lift
+from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, evaluate, fit
 from lpom.training.history import Epoch
@@ -114,7 +115,15 @@ def _train(
         more["peak_bytes"] = _peak_bytes(method, model, task, X[rows], y[rows])
 
     source: dict[str, Any] = {"X": X, "y": y, "batch_size": size}
-    if trial.augment:
+    if trial.adversarial and trial.augment:
+        raise ValueError("a trial is adversarial or augmented, not both.")
+    if trial.adversarial:
+        found_by = lift(model) if isinstance(method, LPOM) else model
+        loader = adversarial_loader(
+            found_by, X, y, size, size=trial.adversarial, precision=trial.precision
+        )
+        source = {"X": loader}
+    elif trial.augment:
         ways = trial.augment if isinstance(trial.augment, dict) else {}
         source = {"X": augmented_loader(X, y, size, **ways)}
     result = fit(

@@ -24,6 +24,7 @@ _USUAL: dict[str, Any] = {
     "averaging": 0.0,
     "precision": None,
     "whiten": 0.0,
+    "adversarial": 0.0,
 }
 
 

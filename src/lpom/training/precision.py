@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -123,6 +123,11 @@ def check_precision(
             f"precision='bf16' is for a model in float32, and this one is in {others.pop()}. Use "
             "model.float(), with an estimator X.astype('float32'), or leave precision out."
         )
+    check_processor(weights)
+
+
+def check_processor(weights: Iterable[Tensor]) -> None:
+    """Raise where weights are on a processor that can't multiply in bfloat16."""
     if any(W.device.type == "cpu" for W in weights) and (obstacle := why_not()):
         raise ValueError(
             f"precision='bf16' needs a processor that multiplies in bfloat16, and {obstacle}. "
