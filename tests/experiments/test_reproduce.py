@@ -14,6 +14,7 @@ from lpom.experiments import paper
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
 from lpom.experiments.reproduce import reproduce
 from lpom.experiments.summary import section, write_summary
+from lpom.training.precision import why_not
 
 
 @pytest.fixture
@@ -154,6 +155,21 @@ def test_figures_are_watched_on_held_out_data_and_drawn(tiny, tmp_path, monkeypa
         assert f"{name}.png)" in text
     for name in ("training", "held-out"):
         assert (tmp_path / f"tiny-{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.skipif(bool(why_not()), reason="products in bfloat16 do not run here")
+def test_long_runs_until_curves_are_flat_are_drawn_too(tiny, tmp_path, monkeypatch):
+    long = replace(tiny, curves=True, flat_epochs=5, networks=((8,),))
+    monkeypatch.setitem(EXPERIMENTS, "tiny", long)
+    folder = tmp_path / "results"
+    reproduce("tiny", folder=folder, seeds=(0, 1))
+    flat = [r for r in lines(folder) if r["epochs"] == 5]
+    assert [(r["part"], r["precision"]) for r in flat] == [("validation", "bf16")]  # of the grid's
+    assert len(flat[0]["curve"]) == 5 and flat[0]["curve"][-1]["validation_score"] is not None
+    text = section(long, folder)
+    assert "of one run each of 5 epochs" in text
+    for name in ("tiny-flat-training.png", "tiny-flat-held-out.png"):
+        assert name in text and (tmp_path / name).exists()
 
 
 def test_a_watched_run_that_was_a_tuning_run_is_not_drawn(tiny, tmp_path, monkeypatch):

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from lpom import fit, methods, mlp
+from lpom.datasets import adversarial_loader
 from lpom.exceptions import CheckpointError, LPOMError
 from lpom.experiments import trials
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import parts, run
+from lpom.lifting import Lifted
 from lpom.methods import Adam
 from lpom.training import evaluate
 
@@ -218,3 +220,23 @@ def test_tuning_never_sees_the_test_data(blobs):
     order = [int((rows == torch.from_numpy(row)).all(1).nonzero()) for row in blobs.x_train]
     assert sorted(order) == list(range(90))
     assert torch.equal(torch.cat([y, y_held])[order], torch.from_numpy(blobs.y_train))
+
+
+@pytest.mark.parametrize(("method", "lifted"), [("lpom", True), ("adam", False)])
+def test_adversarial_rows_are_moved_in_the_methods_own_direction(
+    tmp_path, blobs, monkeypatch, method, lifted
+):
+    seen = []
+
+    def loader(model, *args, **kwargs):
+        seen.append((isinstance(model, Lifted), kwargs["size"]))
+        return adversarial_loader(model, *args, **kwargs)
+
+    monkeypatch.setattr("lpom.experiments.trials.adversarial_loader", loader)
+    trial = Trial(blobs.name, (8,), method, epochs=2, batch_size=16)
+    plain = run(trial, blobs, Store(tmp_path / "runs.jsonl"))
+    moved = run(replace(trial, adversarial=0.5), blobs, Store(tmp_path / "runs.jsonl"))
+    assert seen == [(lifted, 0.5)]
+    assert moved["key"] != plain["key"] and moved["curve"][-1]["loss"] > plain["curve"][-1]["loss"]
+    both = run(replace(trial, adversarial=0.5, augment=True), blobs, Store(tmp_path / "runs.jsonl"))
+    assert "not both" in both["reason"]

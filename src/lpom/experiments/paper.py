@@ -45,6 +45,7 @@ class Experiment:
     roles: Mapping[str, Role]
     notes: tuple[str, ...] = ()
     curves: bool = False  # watched on held-out training data too, and drawn
+    flat_epochs: int = 0  # of one more watched run of each role with a grid: until curves are flat
 
     def trial(
         self,
@@ -230,6 +231,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "measurements below. The ridge here was then chosen on held-out images.",
             ),
             curves=True,
+            flat_epochs=20,
         ),
     )
 }

@@ -31,7 +31,8 @@ def reproduce(
     """All records of an experiment, running what is missing. Cut, it goes on where it was.
 
     Of ``roles`` and ``networks`` those count that the experiment has. An experiment with curves
-    has one more run of each, with a sixth of the training data held out and watched.
+    has one more run of each, with a sixth of the training data held out and watched, and perhaps a
+    long one.
     """
     experiment = EXPERIMENTS[name]
     store = Store(folder / f"{name}.jsonl")
@@ -51,8 +52,8 @@ def reproduce(
                 )
                 say(f"{role.title}, {_network(hidden)}, seed {seed}: {outcome(record)}")
                 records.append(record)
-            if experiment.curves:
-                trial = watched(experiment.trial(role, hidden, seeds[0], epochs, rate))
+            first = experiment.trial(role, hidden, seeds[0], epochs, rate)
+            for trial in watched_trials(experiment, role, first, short=epochs is not None):
                 record = run(
                     trial,
                     data,
@@ -60,13 +61,31 @@ def reproduce(
                     on_epoch=follow(trial, _network(trial.hidden), say),
                     closely=True,
                 )
-                say(f"{role.title}, {_network(hidden)}, held out: {outcome(record)}")
+                say(
+                    f"{role.title}, {_network(hidden)}, held out, {trial.epochs} epochs: "
+                    f"{outcome(record)}"
+                )
     return records
 
 
 def watched(trial: Trial) -> Trial:
     """The same run on the rest of the training data, a part of which is held out."""
     return replace(trial, part="validation")
+
+
+def watched_trials(
+    experiment: Experiment, role: Role, trial: Trial, *, short: bool = False
+) -> Iterator[Trial]:
+    """Runs for curves on held-out data: of the trial's own length, and until they are flat."""
+    if experiment.curves:
+        yield watched(trial)
+    if experiment.flat_epochs and role.grid and not short:
+        yield until_flat(experiment, trial)
+
+
+def until_flat(experiment: Experiment, trial: Trial) -> Trial:
+    """The long run of a trial; its products in bfloat16, which take half the time."""
+    return replace(watched(trial), epochs=experiment.flat_epochs, precision="bf16")
 
 
 def tune(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from lpom.experiments.beyond import PAST, TABLES
 from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
 from lpom.experiments.plots import draw_curves, draw_points
 from lpom.experiments.records import Store, Trial
-from lpom.experiments.reproduce import chosen_rate, tuning_trials, watched
+from lpom.experiments.reproduce import chosen_rate, tuning_trials, until_flat, watched
 from lpom.experiments.rows import cell, rows_section
 from lpom.experiments.tried import others, output_text, params_text, tried
 from lpom.files import write_atomically
@@ -166,16 +166,22 @@ def _pictures(
     known = {record["key"]: record for record in records}
     titles = {name: experiment.roles[name].title for name in shown}
     finished = {titles[name]: [r for r in found if "score" in r] for name, found in shown.items()}
-    held_out = {
-        titles[name]: [
-            known[key] for r in found if _was_watched(known.get(key := _watched_key(r), {}))
-        ]
-        for name, found in shown.items()
-    }
+
+    def those(of: Callable[[Trial], Trial]) -> dict[str, list[dict[str, Any]]]:
+        """Watched runs that belong to the finished ones, by the title of their role."""
+        keys = {name: [of(_trial(r)).key for r in found] for name, found in shown.items()}
+        return {
+            titles[name]: [known[k] for k in found if _was_watched(known.get(k, {}))]
+            for name, found in keys.items()
+        }
+
+    held_out, flat = those(watched), those(lambda trial: until_flat(experiment, trial))
     lines = []
     for name, runs, what, column in (
         ("training", finished, "training accuracy", "score"),
         ("held-out", held_out, "accuracy on held-out training data", "validation_score"),
+        ("flat-training", flat, "training accuracy, until flat", "score"),
+        ("flat-held-out", flat, "held-out training data, until flat", "validation_score"),
     ):
         if any(runs.values()):
             title, path = f"{experiment.title}: {what}", folder / f"{experiment.name}-{name}.png"
@@ -190,10 +196,8 @@ def _was_watched(record: dict[str, Any]) -> bool:
     return bool(curve) and curve[-1]["validation_score"] is not None
 
 
-def _watched_key(record: dict[str, Any]) -> str:
-    """The key of the run that watched held-out data with the settings of this one."""
-    settings = {name: record[name] for name in Trial.__dataclass_fields__ if name in record}
-    return watched(Trial(**settings)).key
+def _trial(record: dict[str, Any]) -> Trial:
+    return Trial(**{name: record[name] for name in Trial.__dataclass_fields__ if name in record})
 
 
 def _tuning(
@@ -234,6 +238,11 @@ def _facts(
             "The number of epochs here was set by the machine. In place of the paper's curves on "
             "the test set, which is measured only once, a further run of each was watched on "
             "held-out training data: those curves tell how far they had flattened."
+        )
+    if experiment.flat_epochs:
+        sentences.append(
+            f"The curves until flat are of one run each of {experiment.flat_epochs} epochs, with "
+            "products in bfloat16; the learning rate falls to zero at their end."
         )
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]
