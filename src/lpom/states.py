@@ -32,8 +32,6 @@ from lpom.weights.gradients import Gradients
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 18
-#: Numbers of a pre-activation that is let go of where batch norm has it again by a single pass.
-LARGE = 1 << 20
 #: Numbers of a state that is kept: its memory is worth less than the time to compute it again.
 SMALL = 1 << 15
 
@@ -93,8 +91,6 @@ class States:
         for node in graph.nodes:
             if node.layer is None:
                 self._set(node, node.activation.phi(self.Z(node)))
-                if once:
-                    self._drop_value(node)
             else:
                 there = None if node.there is None else node.there([inputs])
                 X, self._passes[node.index] = node.layer.forward(self.Z(node), there)
@@ -159,7 +155,7 @@ class States:
         return said - moved
 
     def _response(self, node: Node, pull: Tensor) -> Tensor:
-        """``phi(Z) - phi(Z - pull)``, written over Z, a part of the batch at a time.
+        """``phi(Z) - phi(Z - pull)``, written over Z or the pull, a part of the batch at a time.
 
         A part is small enough to stay in the processor's cache from one operation to the next.
         """
@@ -167,17 +163,18 @@ class States:
         known = soft is node.activation and node.index not in self._dropped
         said = self.X[node.index].detach() if known and soft.subtracts else None
         self.X[node.index] = self.X[0]  # all who read it have been here
-        if not self._owned(node):
-            return soft.response(Z, pull, said=said)
         own, samples = self._own[node.index], Z.shape[0]
+        out = Z if self._owned(node) else pull if own and pull.shape == Z.shape else None
+        if out is None:
+            return soft.response(Z, pull, said=said)
         rows = max(1, CACHED * samples // max(Z.numel(), 1))
         if rows >= samples:
-            return soft.response(Z, pull, out=Z, said=said, spare=pull if own else None)
-        parts = torch.split(Z, rows), torch.split(pull, rows)
+            return soft.response(Z, pull, out=out, said=said, spare=pull if own else None)
+        parts = torch.split(Z, rows), torch.split(pull, rows), torch.split(out, rows)
         sayings = [None] * len(parts[0]) if said is None else torch.split(said, rows)
-        for z, g, x in zip(*parts, sayings, strict=True):
-            soft.response(z, g, out=z, said=x, spare=g if own else None)
-        return Z
+        for z, g, R, x in zip(*parts, sayings, strict=True):
+            soft.response(z, g, out=z if out is Z else R, said=x, spare=g if own else None)
+        return out
 
     def pull_back(self, node: Node, residual: Tensor | None) -> None:
         r"""Hand a node's residual to all its sources, :math:`A^T R` to each."""
@@ -292,7 +289,8 @@ class States:
         wanted = program.leading(down, weights, place)
         known, last = self._known[node.index], self.once and weights
         back = _Back(self, node, share)
-        program.backward(self.state, known, residual, back, wanted, last=last)
+        value = _plain(self._value(node)) if program.by_value else None
+        program.backward(self.state, known, residual, back, wanted, value, last=last)
 
     def use(self, node: Node, weight: Tensor | None, share: float, *, fresh: bool) -> Use:
         """What the exact weight step needs to know of a node: states as they are now.
@@ -323,9 +321,7 @@ class States:
         if value is None:
             sources = [self.X[s] for s in node.sources]
             linear, program = node.edge.linear, self._program(node)
-            if program is not None and self.once and node.index in self._known:
-                value = program.restore(self._known[node.index])
-            elif program is not None:
+            if program is not None:
                 if linear is not None:
                     value = F.linear(sources[0], linear.weight, linear.bias)
                 else:
@@ -376,12 +372,6 @@ class States:
             if plain and self.graph.consumers[s][-1] is node:
                 self.X[s] = self.X[0]
                 self._dropped.add(s)
-
-    def _drop_value(self, node: Node) -> None:
-        """Let go of a large Z that its program has again for little."""
-        program = node.edge.program_once
-        if program is not None and program.restores and self.X[node.index].numel() >= LARGE:
-            self._Z[node.index] = None
 
     def state(self, index: int) -> Tensor:
         """``X[index]``, computed again if it was dropped."""

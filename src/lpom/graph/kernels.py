@@ -71,10 +71,16 @@ class Convolution(Kernel):
 
 
 class BatchNorm(Kernel):
-    """With the batch's own statistics while it is trained, with the running ones otherwise."""
+    r"""With the batch's own statistics while it is trained, with the running ones otherwise.
+
+    Its way back asks for :math:`\hat x = (x - m) r` alone, and :math:`z = w \hat x + b` has that as
+    well: where ``by_value``, the input is let go of, and torch's kernel is given :math:`z` with the
+    mean :math:`b` and the rate :math:`1 / w` in place of :math:`x, m, r`.
+    """
 
     def __init__(self, layer: nn.modules.batchnorm._BatchNorm) -> None:
         self.layer = layer
+        self.by_value = False  # set by a program whose value is what this one gives
 
     def forward(self, x: Tensor, *weights: Tensor) -> tuple[Tensor, Any]:
         layer = self.layer
@@ -91,31 +97,37 @@ class BatchNorm(Kernel):
         value, mean, rate = torch.native_batch_norm(
             x, weight, bias, *running, own, share, layer.eps
         )
-        return value, (own, mean, rate)
-
-    def again(self, memory: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        """The value once more: one pass over the numbers."""
-        own, mean, rate = memory
-        layer, (weight, bias) = self.layer, weights or (None, None)
-        variance = rate.pow(-2).sub_(layer.eps) if own else layer.running_var
-        mean = mean if own else layer.running_mean
-        value: Tensor
-        value, *_ = torch.native_batch_norm(x, weight, bias, mean, variance, False, 0.0, layer.eps)
-        return value
+        if not self.by_value:
+            return value, (own, mean, rate, None)
+        if own and weight is not None and bias is not None and _tells(weight, bias):
+            # as they are now: by the way back the next batch may have moved them
+            return value, (own, bias.clone(), weight.reciprocal(), weight * rate)
+        return value, (own, mean, rate, x)
 
     def valued(self, o: Operation, live: frozenset[int]) -> set[int]:
-        return {o.args[0].index}
+        return set() if self.by_value else {o.args[0].index}
 
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
-        own, mean, rate = down.memory[o.out]
+        own, mean, rate, more = down.memory[o.out]
         x, weights, layer = o.args[0], o.args[1:], self.layer
         running = layer.running_mean, layer.running_var
         mask = [down.wants(x), *([down.learns(w) for w in weights] or [False, False])]
         weight = down.value(weights[0]) if weights else None
+        if not self.by_value:
+            seen = down.value(x)
+        elif more.ndim > 1:  # the input itself
+            seen = more
+        else:
+            seen, weight = down.values[o.out], weight * more
         found = _aten.native_batch_norm_backward(
-            R, down.value(x), weight, *running, mean, rate, own, layer.eps, mask
+            R, seen, weight, *running, mean, rate, own, layer.eps, mask
         )
         _give(o, found, down)
+
+
+def _tells(weight: Tensor, bias: Tensor) -> bool:
+    """Whether ``(z - bias) / weight`` has lost few of the digits that it had before z was made."""
+    return bool((bias.abs() < 64 * weight.abs()).all())
 
 
 class Pooling(Kernel):

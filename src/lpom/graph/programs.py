@@ -89,6 +89,8 @@ class Program:
         self._leading: dict[tuple[bool, bool, int], frozenset[int]] = {}
         everything = self.leading(True, True)
         self.carried = [o for o in operations if o.out in everything][::-1]
+        #: whether the way back looks at the value itself
+        self.by_value = self._norm_by_value()
         valued: set[int] = set()
         shaped: set[int] = set()
         for operation in reversed(self.carried):
@@ -114,11 +116,21 @@ class Program:
         self.reorders = turned and base in made_by
         #: whether nobody else looks at the memory of the value
         self.owns = base in made_by and _is_fresh(made_by[base]) and base not in self.kept
-        end = operations[-1] if operations else None
-        normed = end is not None and end.out == result and isinstance(end.adjoint, BatchNorm)
-        #: whether the value can be had again for little, of what is kept for the way back
-        self.restores = normed and end.args[0].index in self.kept  # type: ignore[union-attr]
+        self.owns = self.owns and not self.by_value
         self._free(made_by)
+
+    def _norm_by_value(self) -> bool:
+        """Have a batch norm that gives the value know its own way back by it, and say so.
+
+        Where its input is some other operation's and nobody else's: that is let go of.
+        """
+        end = self.carried[0] if self.carried else None
+        if end is None or end.out != self.result or not isinstance(end.adjoint, BatchNorm):
+            return False
+        x = end.args[0].index
+        made = any(o.out == x and _is_fresh(o) for o in self.operations)
+        end.adjoint.by_value = made and sum(x in o.reads for o in self.operations) == 1
+        return end.adjoint.by_value
 
     def _free(self, made_by: dict[int, Operation]) -> None:
         """Let values go after their last reader, and sums be written over what they add to."""
@@ -191,16 +203,6 @@ class Program:
         value = packed(values[self.result]) if self.reorders else values[self.result]
         return value, ([values[k] for k in self.kept], shapes, memory)
 
-    def restore(self, known: Any) -> Tensor:
-        """The value that `forward` gave, from what is known of it; for programs that `restore`."""
-        kept, _, memory = known
-        values = dict(zip(self.kept, kept, strict=True))
-        values |= dict(enumerate(self.parameters, self.first))
-        end = self.operations[-1]
-        by = end.adjoint
-        assert isinstance(by, BatchNorm) and end.out == self.result
-        return by.again(memory[end.out], *[values[arg.index] for arg in end.args])
-
     def backward(
         self,
         state: Callable[[int], Tensor],
@@ -208,20 +210,24 @@ class Program:
         R: Tensor,
         receiver: Receiver,
         wanted: frozenset[int],
+        value: Tensor | None = None,
         *,
         last: bool = False,
     ) -> None:
         """Hand ``R`` down to the sources and across to the parameters, those that are wanted.
 
-        ``state`` gives a source by its index; ``last``: what is known will not be asked for again.
+        ``state`` gives a source by its index, ``value`` is what `forward` gave, for a program
+        ``by_value``; ``last``: what is known will not be asked for again.
         """
         values: list[Any] = [None] * self.size
         for k in self.valued:
             values[k] = state(self.sources[k])
         values[self.first : self.first + len(self.parameters)] = self.parameters
         kept, shapes, memory = known
-        for k, value in zip(self.kept, kept, strict=True):
-            values[k] = value
+        for k, one in zip(self.kept, kept, strict=True):
+            values[k] = one
+        if self.by_value:
+            values[self.result] = value
         if last:
             kept.clear()
         for operation in self.again:
