@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from lpom.lifting import Lifted
 from lpom.methods import Adam
 from lpom.training import evaluate
 
+RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 TRIAL = Trial("blobs", (8,), "adam", loss="squared", epochs=4, batch_size=20)
 
 
@@ -157,6 +159,36 @@ def test_a_damaged_checkpoint_is_no_fault_of_the_method(tmp_path, blobs):
     with pytest.raises(CheckpointError, match="is damaged"):
         run(TRIAL, blobs, store)
     assert not list(store)
+
+
+def test_how_jumps_are_met_says_nothing_of_a_network_without(tmp_path, blobs):
+    store, smooth = Store(tmp_path / "results.jsonl"), replace(TRIAL, method="lpom", epochs=1)
+    for trial in (smooth, replace(smooth, activation="step")):
+        record = run(trial, blobs, store)
+        store.path.write_text(
+            json.dumps({**record, "settings": {**record["settings"], "jumps": {}}})
+        )
+        if trial is smooth:
+            assert run(trial, blobs, store)["score"] == record["score"]
+        else:
+            with pytest.raises(LPOMError, match="other defaults"):
+                run(trial, blobs, store)
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "figure1-mnist", "figure1-cifar", "past"])
+def test_the_runs_of_the_page_are_found_by_its_own_command(name):
+    """With other defaults than today's they would be refused."""
+    known = {field.name for field in fields(Trial)}
+    records = list(Store(RESULTS / f"{name}.jsonl"))
+    assert records
+    for record in records:
+        made = Trial(**{key: value for key, value in record.items() if key in known})
+        trial = replace(made, hidden=tuple(made.hidden))
+        assert trial.key == record["key"]
+        settings = trials._settings(trial)
+        assert trials._read(record.get("settings", settings), trial) == trials._read(
+            settings, trial
+        )
 
 
 def test_a_record_has_every_setting_and_others_are_not_passed_off_as_ours(tmp_path, blobs):

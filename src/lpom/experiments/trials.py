@@ -55,7 +55,7 @@ def run(
     settings = _settings(trial)
     found = store.find(trial)
     if found is not None:
-        if found.get("settings", settings) != settings:
+        if _read(found.get("settings", settings), trial) != _read(settings, trial):
             raise LPOMError(
                 f"{store.path} has this {trial.method} run with other defaults of the method than "
                 "today's. Remove the line, or write to another folder."
@@ -93,6 +93,17 @@ def _settings(trial: Trial) -> dict[str, Any]:
         settings = trial.params
     made: dict[str, Any] = json.loads(json.dumps(settings, default=repr))
     return made
+
+
+def _read(settings: dict[str, Any], trial: Trial) -> dict[str, Any]:
+    """The settings that a run looks at.
+
+    `jumps` is for networks that have some; what is off is as if there were no such setting, as
+    there was none when some records were made.
+    """
+    hidden = activations.get(trial.options.get("activation", trial.activation))
+    jumps = hidden.jumps or activations.get(trial.output).jumps
+    return {k: v for k, v in settings.items() if v is not None and (jumps or k != "jumps")}
 
 
 def _train(
