@@ -165,6 +165,7 @@ class PictureClassifier:
     random_state: int = 0
     device: str | torch.device | None = None
     precision: str | None = None
+    compile: bool = False
     checkpoint: Checkpoint | None = None
     alpha: None = None  # no penalty is added to the loss
 
@@ -224,6 +225,7 @@ class PictureClassifier:
                 seed=seed,
                 device=self.device,
                 precision=self.precision,
+                compile=self.compile,
                 callbacks=callbacks,
                 early_stopping=EarlyStopping(self.n_iter_no_change, watch="loss")
                 if self.early_stopping

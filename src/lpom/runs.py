@@ -79,6 +79,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     precision: str | None = None
+    compile: bool = False
     network: str | None = None
     network_options: Mapping[str, Any] = field(default_factory=dict)
     augment: bool | None = None
@@ -151,6 +152,7 @@ class Settings:
             random_state=self.seed,
             device=as_device(self.device),
             precision=self.precision,
+            compile=self.compile,
             diagnostics=True,  # for the report
         )
         if self.class_weight is not None:
@@ -183,6 +185,7 @@ class Settings:
             random_state=self.seed,
             device=as_device(self.device),
             precision=self.precision,
+            compile=self.compile,
         )
 
     @classmethod
@@ -360,6 +363,7 @@ def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
         "seed": settings.seed,
         "device": str(estimator.device),
         "precision": settings.precision,
+        "compile": settings.compile,
         "status": "running",
         "versions": {
             "lpom": lpom.__version__,

@@ -28,7 +28,7 @@ from lpom.graph import Graph, Node, Switches
 from lpom.graph.programs import Program
 from lpom.graph.scans import Layer, Memory
 from lpom.weights.blocks import Use
-from lpom.weights.gradients import Gradients
+from lpom.weights.gradients import Apart, Gradients
 
 #: Numbers of a tensor that are worked on at once where several operations follow each other.
 CACHED = 1 << 18
@@ -63,6 +63,8 @@ class States:
     once : every edge is evaluated and carried back but once, so what is no longer needed is
         written over, and the choices of the pass (dropout, batch norm, max-pooling) need not be
         kept in ``switches``. States are let go of as well: `state` has them again
+    apart : gradients stay here by themselves, in place of where optimisers look for them, and
+        nothing is written over what is there
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class States:
         soft: Graph | None = None,
         learner: Learner | None = None,
         once: bool = False,
+        apart: bool = False,
     ) -> None:
-        self.graph, self.mu, self.once = graph, mu, once
+        self.graph, self.mu, self.once, self.apart = graph, mu, once, apart
         self.soft, self.learner = soft or graph, learner
         self.switches: Switches | None = None if once else {}
         self.X: list[Tensor] = [inputs] * (len(graph.nodes) + 1)
@@ -86,7 +89,7 @@ class States:
         self._ends: dict[int, Any] = {}  # where autograd ends: at the states that an edge reads
         self._known: dict[int, Any] = {}  # what an edge's own adjoint needs, by its node
         self._dropped: set[int] = set()  # states to be computed again from their Z
-        self.gradients = Gradients(graph.parameters)
+        self.gradients: Gradients | Apart = Apart() if apart else Gradients(graph.parameters)
         self._passes: dict[int, Memory] = {}  # what recurrent layers know, by their node
         for node in graph.nodes:
             if node.layer is None:
@@ -163,7 +166,7 @@ class States:
         known = soft is node.activation and node.index not in self._dropped
         said = self.X[node.index].detach() if known and soft.subtracts else None
         self.X[node.index] = self.X[0]  # all who read it have been here
-        own, samples = self._own[node.index], Z.shape[0]
+        own, samples = self._own[node.index] and not self.apart, Z.shape[0]
         out = Z if self._owned(node) else pull if own and pull.shape == Z.shape else None
         if out is None:
             return soft.response(Z, pull, said=said)
@@ -392,7 +395,9 @@ class States:
         return torch.zeros_like(self.Z(node))
 
     def _owned(self, node: Node) -> bool:
-        """Whether nobody else looks at the memory of the node's Z."""
+        """Whether the memory of the node's Z may be written over: nobody else looks at it."""
+        if self.apart:
+            return False
         program = self._program(node)
         if program is not None:
             return program.owns

@@ -9,6 +9,7 @@ from typing import ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 A = TypeVar("A", bound="Activation")
@@ -170,6 +171,13 @@ def positive(value: float, what: str) -> None:
     """Raise unless ``value`` is a finite number above zero."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{what} must be a finite number above 0, got {value!r}.")
+
+
+def at_hand(x: Tensor) -> bool:
+    """Whether its numbers can be decided by: an accelerator would be waited for, and a trace has
+    none.
+    """
+    return x.is_cpu and get_proxy_mode() is None
 
 
 def infinite(where: Tensor, value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lpom.activations.base import Activation, check_width, infinite
+from lpom.activations.base import Activation, at_hand, check_width, infinite
 
 
 class Vector(Activation):
@@ -109,7 +109,7 @@ class Softmax(Along):
         That takes half the time of another softmax: exp2 is torch's fastest exponential here.
         Where the sum is small, elements of :math:`x` may count that were too small for a number.
         """
-        if said is None or not said.is_cpu:  # elsewhere to look at the sums would be to wait
+        if said is None or not at_hand(said):
             return super().response(z, pull, out=out, said=said)
         moved = torch.mul(pull, -1 / math.log(2)).exp2_().mul_(said)
         total = moved.sum(self.dim, keepdim=True)

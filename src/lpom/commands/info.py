@@ -107,7 +107,8 @@ def _facts(run: Run, folder: Path) -> dict[str, str]:
 
 def _place(config: Mapping[str, Any]) -> str:
     precision = config.get("precision")  # which older runs have not
-    return f"{config['device']} in {precision}" if precision else str(config["device"])
+    place = f"{config['device']} in {precision}" if precision else str(config["device"])
+    return f"{place}, compiled" if config.get("compile") else place
 
 
 def _size(run: Run, folder: Path) -> str:

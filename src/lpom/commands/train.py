@@ -121,6 +121,15 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = None,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="Let torch's compiler make the steps: faster for small networks, attention and "
+            "batch norm, after a first step of seconds to minutes. It needs a compiler for C++.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = False,
     parallel: Annotated[
         str | None,
         typer.Option(
@@ -208,6 +217,7 @@ def train(
         seed=seed,
         device=device,
         precision=precision,
+        compile=compile,
         network=network,
         network_options={
             key: options.value(text)

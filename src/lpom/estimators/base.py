@@ -77,6 +77,7 @@ class BaseMLP(FittedMLP, ABC):
     warm_start: bool = False
     device: str | torch.device | None = None
     precision: str | None = None
+    compile: bool = False
     diagnostics: bool = False
     random_state: int | np.random.RandomState | None = None
     verbose: bool = False
@@ -237,6 +238,7 @@ class BaseMLP(FittedMLP, ABC):
                 checkpoint=None if partial else self.checkpoint,
                 parallel=parallel,
                 precision=self.precision,
+                compile=self.compile,
                 diagnostics=self.diagnostics,
             )
         except DivergenceError as error:

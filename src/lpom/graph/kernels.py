@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpom.activations.base import at_hand
 from lpom.graph.adjoints import Adjoint, Slot
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class BatchNorm(Kernel):
 
 def _tells(weight: Tensor, bias: Tensor) -> bool:
     """Whether ``(z - bias) / weight`` has lost few of the digits that it had before z was made."""
-    return bool((bias.abs() < 64 * weight.abs()).all())
+    return at_hand(weight) and bool((bias.abs() < 64 * weight.abs()).all())
 
 
 class Pooling(Kernel):

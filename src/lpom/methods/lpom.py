@@ -25,6 +25,7 @@ from lpom.weights.adam import Adam, large_matrices
 from lpom.weights.blocks import Block, Share, Use, blocks
 from lpom.weights.exact import exact_step, penalised_step
 from lpom.weights.factored import Factored
+from lpom.weights.gradients import Apart, Gradients
 from lpom.weights.penalised import Penalised
 
 #: Power iteration sees the norm from below; the safe step takes this much more than it saw.
@@ -158,6 +159,35 @@ class LPOM(Method[LPOMState]):
         graph = problem.graph
         return outputs if states.graph is graph or states.graph is graph.swept else None
 
+    def sweep(
+        self, problem: Problem, batch: Batch, state: LPOMState
+    ) -> tuple[Tensor, dict[nn.Parameter, Tensor]]:
+        """The outputs, and the gradients of one interleaved sweep, as a function of tensors.
+
+        It is what `step` does before the optimiser, for a compiler: no weight moves, and nothing
+        is written over.
+        """
+        states = self.feed_forward(problem, batch, state, apart=True)
+        outputs, top = states.outputs, states.graph.nodes[states.graph.output - 1]
+        states.pull(top, self.loss_pull(states, problem, batch))
+        self.sweep_down(states, states.graph.nodes, problem, batch, state)
+        assert isinstance(states.gradients, Apart)
+        return outputs, states.gradients.found
+
+    def descend(
+        self, problem: Problem, state: LPOMState, gradients: Mapping[nn.Parameter, Tensor]
+    ) -> None:
+        """Let the optimiser move the weights by the gradients of `sweep`."""
+        for parameter in problem.graph.parameters:
+            found, old = gradients.get(parameter), parameter.grad
+            if found is None or found.stride() == parameter.stride():
+                parameter.grad = found
+            else:  # fused optimisers go through weight and gradient side by side
+                old = torch.empty_like(parameter) if old is None else old
+                parameter.grad = old.copy_(found)
+        self._move(state)
+        state.steps += 1
+
     def sweep_down(
         self,
         states: States,
@@ -252,6 +282,7 @@ class LPOM(Method[LPOMState]):
             if batch.share is not None:
                 batch.share.finish()
             state.descend_late()
+            assert isinstance(states.gradients, Gradients)
             states.gradients.drop_old()
             self._move(state)
         if not states.once:
@@ -351,7 +382,7 @@ class LPOM(Method[LPOMState]):
         if isinstance(self.weights, Adaptive):
             by = self.weights
             state.make(graph, by.optimizer, by.learning_rate, by.schedule)
-            if self._once and self.penalties is None and isinstance(state.optimizer, Adam):
+            if self.one_sweep and self.penalties is None and isinstance(state.optimizer, Adam):
                 state.large = large_matrices(graph, state.optimizer.above)
             if isinstance(state.optimizer, Factored) and not state.large:
                 state.remark(
@@ -362,7 +393,7 @@ class LPOM(Method[LPOMState]):
                 )
             matrices = {p for p in graph.parameters if p.ndim > 1}
             alike = not state.large or state.large == matrices  # all move in the same way
-            if self._once and self.penalties is None and self.mu != "auto" and alike:
+            if self.one_sweep and self.penalties is None and self.mu != "auto" and alike:
                 state.stack = Stack.of(graph)
         else:
             state.blocks = blocks(graph)
@@ -377,15 +408,17 @@ class LPOM(Method[LPOMState]):
         return state
 
     @cached_property
-    def _once(self) -> bool:
-        """Whether every edge is evaluated but once in a step."""
+    def one_sweep(self) -> bool:
+        """Whether every edge is evaluated but once in a step, and weights move by gradients."""
         return self.states == _ONE_SWEEP and isinstance(self.weights, Adaptive)
 
-    def feed_forward(self, problem: Problem, batch: Batch, state: LPOMState) -> States:
+    def feed_forward(
+        self, problem: Problem, batch: Batch, state: LPOMState, *, apart: bool = False
+    ) -> States:
         """The states of a batch, with which a step begins."""
         if self.penalties is not None:
             state.penalised.advance(state.progress)
-        once = self._once
+        once = self.one_sweep
         straight = once and isinstance(self.jumps, Straight)
         # what goes beyond one sweep wants one function throughout
         graph = problem.graph if straight else self.as_measured(problem, batch, state)
@@ -393,12 +426,12 @@ class LPOM(Method[LPOMState]):
             soft = self.as_measured(problem, batch, state)
             self._measure(States(graph, batch.inputs, state.mu, soft=soft), problem, batch, state)
         # gradients that are added up over ranks are needed as a whole
-        learner = state if state.large and batch.share is None else None
+        learner = state if state.large and batch.share is None and not apart else None
         one_mu = once and len(set(state.mu[1:])) == 1
         if graph.swept is not None and one_mu and not graph.jumps and batch.share is None:
             mu = state.mu[1:2] * (len(graph.swept) + 1)
-            return States(graph.swept, batch.inputs, mu, learner=learner, once=True)
-        states = States(graph, batch.inputs, state.mu, learner=learner, once=once)
+            return States(graph.swept, batch.inputs, mu, learner=learner, once=True, apart=apart)
+        states = States(graph, batch.inputs, state.mu, learner=learner, once=once, apart=apart)
         if self._follows_spreads(problem) and state.steps % widths.MEASURE_EVERY == 0:
             state.spreads.measure(problem.graph, states.Z, batch.share)
         if straight:

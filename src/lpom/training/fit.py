@@ -65,6 +65,7 @@ def fit(
     checkpoint: str | Path | Checkpoint | None = None,
     parallel: Parallel | None = None,
     precision: str | None = None,
+    compile: bool = False,
     diagnostics: bool = True,
 ) -> Result:
     r"""Train ``model`` in place.
@@ -116,6 +117,9 @@ def fit(
     precision : "bf16" for steps whose products and convolutions round their factors to bfloat16,
         which takes about half the time where layers are wide and the processor has instructions
         for it. States, weights and all that is measured stay in float32
+    compile : whether steps go through torch's compiler, which takes from seconds to minutes at the
+        first one and a compiler for C++; where it can't be had, that is said and they are made
+        without. It pays for small networks, attention and batch norm, less for convolutions alone
     diagnostics : whether the history has the objective, gaps and contraction rates after every
         epoch, which take about as long as two or three steps
 
@@ -205,6 +209,7 @@ def fit(
             torch.set_num_threads(1)
         begun = _state(method, problem, weight_decay, state)
         check_precision(precision, method, begun, [p.detach() for p in model.parameters()])
+        _check_compile(compile, precision, parallel)
         team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
         trainer = Trainer(
             model,
@@ -223,6 +228,7 @@ def fit(
             folder=folder,
             team=team,
             precision=precision,
+            compile=compile,
             averaging=averaging,
             diagnostics=diagnostics,
         )
@@ -287,6 +293,15 @@ def _check_averaging(decay: float, method: Method[Any], parallel: Parallel | Non
         raise ValueError(
             "averaging needs all weights after every step, but ranks that share the layers have "
             "only their own; leave it out, or take layers=1."
+        )
+
+
+def _check_compile(compile: bool, precision: str | None, parallel: Parallel | None) -> None:
+    if compile and (precision is not None or (parallel is not None and parallel.size > 1)):
+        other = "precision" if precision is not None else "parallel"
+        raise ValueError(
+            f"compile=True is for steps of one process in the precision of the weights; leave "
+            f"compile or {other} out."
         )
 
 

@@ -23,6 +23,7 @@ from lpom.parallel.team import Alone, Team
 from lpom.training.averaging import averaged
 from lpom.training.callbacks import Callback, EarlyStopping, Watch
 from lpom.training.checkpoints import RunFolder
+from lpom.training.compiling import Step, compiled
 from lpom.training.history import Epoch, History
 from lpom.training.measuring import Score, measure
 from lpom.training.precision import in_bfloat16
@@ -100,6 +101,8 @@ class Trainer:
         What the generators were seeded with; they were noted before a batch was read.
     precision : "bf16", optional
         That of the products of a step.
+    compile : bool
+        Whether steps go through torch's compiler.
     averaging : float
         Decay of a running mean of the weights, which is measured and kept in their place; 0 for
         none.
@@ -129,14 +132,19 @@ class Trainer:
         folder: RunFolder | None = None,
         team: Pipeline | None = None,
         precision: str | None = None,
+        compile: bool = False,
         averaging: float = 0.0,
         diagnostics: bool = True,
     ) -> None:
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
         self.team: Team = team or Alone()
-        step = self._step_alone if team is None else team.step
+        self._probe = train.probe()
+        step: Step = self._step_alone if team is None else team.step
+        if compile:
+            step = compiled(step, method, problem, state, self._probe.inputs.shape)
         self.precision, self._step = precision, in_bfloat16(step) if precision else step
+        self.compile = compile
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
@@ -150,7 +158,6 @@ class Trainer:
         self.good = weights_of(model)
         self.best = self.good if self._chooses else None
         self.generators = generators
-        self._probe = train.probe()
         self._untrained = math.inf  # loss of the network as it was given; unknown if a run goes on
         self._clock: float | None = None
         self._begin_epoch(generators.start)
@@ -243,6 +250,8 @@ class Trainer:
         epoch = len(self.history)
         batches, self._batches = self._batches or self.train.epoch(), None
         self._to_training()
+        if self.compile and bar.shown and not epoch and not self._done:
+            bar.draw(0, "compiling the step", "")
         clock = time.perf_counter() - self._epoch_seconds
         for batch in self.team.ahead(batches):
             advance(self.state, 0.0 if self.endless else self._share_done())
@@ -453,6 +462,7 @@ class Trainer:
             "weight decay": getattr(self.state, "weight_decay", 0.0),
             "task": self.task.kind,
             "precision": self.precision,
+            "compile": self.compile or None,
             "averaging": self.averaging or None,
             "epochs": self.epochs,
             "seed": self.seed,

@@ -78,6 +78,35 @@ class Gradients:
         return parameter.grad, kept
 
 
+@final
+class Apart:
+    """Gradients of a sweep as values of their own, written over nothing: by their weight."""
+
+    def __init__(self) -> None:
+        self.found: dict[nn.Parameter, Tensor] = {}
+
+    def begin(self) -> None:
+        """What there is belongs to the last sweep."""
+        self.found = {}
+
+    def add(self, parameter: nn.Parameter, gradient: Tensor, share: float | Tensor) -> None:
+        """``share * gradient``."""
+        if parameter.requires_grad:
+            made, old = gradient * share, self.found.get(parameter)
+            self.found[parameter] = made if old is None else old + made
+
+    def add_product(
+        self, parameter: nn.Parameter, R: Tensor, X: Tensor, share: float | Tensor
+    ) -> None:
+        """``share * R.T @ X`` for a matrix."""
+        if parameter.requires_grad:
+            self.add(parameter, R.T @ X, share)
+
+    def add_sum(self, parameter: nn.Parameter, R: Tensor, share: float | Tensor) -> None:
+        """``share`` times the sum of the rows of R for a vector."""
+        self.add(parameter, R.sum(0), share)
+
+
 @lru_cache(maxsize=8)
 def ones(rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The same every time: nobody writes there."""

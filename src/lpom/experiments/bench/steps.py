@@ -22,6 +22,7 @@ from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.methods.choices import Exact, Sweeps
 from lpom.networks.mlp import mlp
+from lpom.training.compiling import Step, compiled
 from lpom.training.precision import Bfloat16
 from lpom.training.signature import Signature
 
@@ -32,7 +33,7 @@ CONTESTANTS: dict[str, Method[Any] | str] = {
     "lpom, exact": LPOM(weights=Exact()),
     "lift": LiftedLoop(),
 }
-COMPILED = ", compiled"  # after a method's name: its forward pass goes through torch.compile
+COMPILED = ", compiled"  # after a method's name: steps go through torch's compiler
 ROUNDED = ", bf16"  # the same: its products are made in bfloat16
 
 
@@ -59,11 +60,11 @@ class Runner:
     """One method on its own copy of a network, with one random batch."""
 
     def __init__(self, method: str | Method[Any], net: Net, batch_size: int, seed: int = 0) -> None:
-        compiled = isinstance(method, str) and method.endswith(COMPILED)
+        by_compiler = isinstance(method, str) and method.endswith(COMPILED)
         self.rounded = isinstance(method, str) and method.endswith(ROUNDED)
         if isinstance(method, str):
-            method = method.removesuffix(ROUNDED)
-            method = CONTESTANTS.get(method) or method.removesuffix(COMPILED)
+            method = method.removesuffix(ROUNDED).removesuffix(COMPILED)
+            method = CONTESTANTS.get(method, method)
         self.method = methods.get(method)
         model = copy.deepcopy(net.model).train()
         generator = torch.Generator().manual_seed(seed)
@@ -72,18 +73,21 @@ class Runner:
         if takes.indices:  # an embedding's, of as many characters as there are outputs
             rows = (rows * takes.n_outputs).floor()
         loss = losses.get("cross-entropy")
-        called = torch.compile(model) if compiled else model
-        self.problem = Problem(takes.graph, loss, called)  # type: ignore[arg-type]
+        self.problem = Problem(takes.graph, loss, model)
         said = (batch_size, takes.n_steps) if takes.n_steps else (batch_size,)
         labels = torch.randint(takes.n_outputs, said, generator=generator)
         target = loss.encode(labels.flatten(), takes.n_outputs, takes.n_outputs)
         counts = torch.full((batch_size,), float(takes.n_steps)) if takes.n_steps else None
         self.batch = Batch(takes.inputs(rows), target.reshape(*said, -1), counts=counts)
         self.state = self.method.init(self.problem)
+        self._step: Step = lambda batch: self.method.step(self.problem, batch, self.state)
+        if by_compiler:
+            shape = self.batch.inputs.shape
+            self._step = compiled(self._step, self.method, self.problem, self.state, shape)
 
     def step(self) -> None:
         with Bfloat16() if self.rounded else nullcontext():
-            self.method.step(self.problem, self.batch, self.state)
+            self._step(self.batch)
 
     def peak_bytes(self) -> int:
         """Most bytes of tensors made by a step alive at once, gradients from before freed."""
