@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from lpom import datasets
 from lpom.cli import app
 from lpom.experiments import paper
-from lpom.experiments.paper import EXPERIMENTS, Experiment, Role
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Long, Role
 from lpom.experiments.reproduce import reproduce
 from lpom.experiments.summary import section, write_summary
 from lpom.training.precision import why_not
@@ -159,7 +159,8 @@ def test_figures_are_watched_on_held_out_data_and_drawn(tiny, tmp_path, monkeypa
 
 @pytest.mark.skipif(bool(why_not()), reason="products in bfloat16 do not run here")
 def test_long_runs_until_curves_are_flat_are_drawn_too(tiny, tmp_path, monkeypatch):
-    long = replace(tiny, curves=True, flat_epochs=5, networks=((8,),))
+    roles = tiny.roles | {"best": replace(tiny.roles["best"], long=Long(5, "bf16"))}
+    long = replace(tiny, curves=True, roles=roles, networks=((8,),))
     monkeypatch.setitem(EXPERIMENTS, "tiny", long)
     folder = tmp_path / "results"
     reproduce("tiny", folder=folder, seeds=(0, 1))
@@ -167,8 +168,8 @@ def test_long_runs_until_curves_are_flat_are_drawn_too(tiny, tmp_path, monkeypat
     assert [(r["part"], r["precision"]) for r in flat] == [("validation", "bf16")]  # of the grid's
     assert len(flat[0]["curve"]) == 5 and flat[0]["curve"][-1]["validation_score"] is not None
     text = section(long, folder)
-    assert "of one run each of 5 epochs" in text
-    for name in ("tiny-flat-training.png", "tiny-flat-held-out.png"):
+    assert f"with these epochs: {roles['best'].title} 5 (products in bfloat16)." in text
+    for name in ("tiny-long-training.png", "tiny-long-held-out.png"):
         assert name in text and (tmp_path / name).exists()
 
 

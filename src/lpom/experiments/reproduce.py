@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lpom import datasets
-from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Long, Role, rate_of
 from lpom.experiments.records import Store, Trial
 from lpom.experiments.trials import run
 from lpom.training.history import Epoch
@@ -76,16 +76,15 @@ def watched(trial: Trial) -> Trial:
 def watched_trials(
     experiment: Experiment, role: Role, trial: Trial, *, short: bool = False
 ) -> Iterator[Trial]:
-    """Runs for curves on held-out data: of the trial's own length, and until they are flat."""
+    """Runs for curves on held-out data: of the trial's own length, and a long one."""
     if experiment.curves:
         yield watched(trial)
-    if experiment.flat_epochs and role.grid and not short:
-        yield until_flat(experiment, trial)
+    if role.long is not None and not short:
+        yield long_run(role.long, trial)
 
 
-def until_flat(experiment: Experiment, trial: Trial) -> Trial:
-    """The long run of a trial; its products in bfloat16, which take half the time."""
-    return replace(watched(trial), epochs=experiment.flat_epochs, precision="bf16")
+def long_run(long: Long, trial: Trial) -> Trial:
+    return replace(watched(trial), epochs=long.epochs, precision=long.precision)
 
 
 def tune(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lpom import methods
 from lpom.experiments.beyond import PAST, TABLES
-from lpom.experiments.paper import EXPERIMENTS, Experiment, Role, rate_of
+from lpom.experiments.paper import EXPERIMENTS, Experiment, Long, Role, rate_of
 from lpom.experiments.plots import draw_curves, draw_points
 from lpom.experiments.records import Store, Trial
-from lpom.experiments.reproduce import chosen_rate, tuning_trials, until_flat, watched
+from lpom.experiments.reproduce import chosen_rate, long_run, tuning_trials, watched
 from lpom.experiments.rows import cell, rows_section
 from lpom.experiments.tried import others, output_text, params_text, tried
 from lpom.files import write_atomically
@@ -167,21 +167,25 @@ def _pictures(
     titles = {name: experiment.roles[name].title for name in shown}
     finished = {titles[name]: [r for r in found if "score" in r] for name, found in shown.items()}
 
-    def those(of: Callable[[Trial], Trial]) -> dict[str, list[dict[str, Any]]]:
+    def those(names: Iterable[str], of: Callable[[Role, Trial], Trial]) -> dict[str, list[Any]]:
         """Watched runs that belong to the finished ones, by the title of their role."""
-        keys = {name: [of(_trial(r)).key for r in found] for name, found in shown.items()}
+        keys = {
+            name: [of(experiment.roles[name], _trial(r)).key for r in shown[name]] for name in names
+        }
         return {
             titles[name]: [known[k] for k in found if _was_watched(known.get(k, {}))]
             for name, found in keys.items()
         }
 
-    held_out, flat = those(watched), those(lambda trial: until_flat(experiment, trial))
+    held_out = those(shown, lambda role, trial: watched(trial))
+    with_long = [name for name in shown if experiment.roles[name].long is not None]
+    long = those(with_long, lambda role, trial: long_run(cast(Long, role.long), trial))
     lines = []
     for name, runs, what, column in (
         ("training", finished, "training accuracy", "score"),
         ("held-out", held_out, "accuracy on held-out training data", "validation_score"),
-        ("flat-training", flat, "training accuracy, until flat", "score"),
-        ("flat-held-out", flat, "held-out training data, until flat", "validation_score"),
+        ("long-training", long, "training accuracy of long runs", "score"),
+        ("long-held-out", long, "held-out training data, long runs", "validation_score"),
     ):
         if any(runs.values()):
             title, path = f"{experiment.title}: {what}", folder / f"{experiment.name}-{name}.png"
@@ -239,10 +243,19 @@ def _facts(
             "the test set, which is measured only once, a further run of each was watched on "
             "held-out training data: those curves tell how far they had flattened."
         )
-    if experiment.flat_epochs:
+    longs = {
+        experiment.roles[name].title: long
+        for name in shown
+        if (long := experiment.roles[name].long) is not None
+    }
+    if longs:
+        listed = "; ".join(
+            f"{title} {long.epochs}{' (products in bfloat16)' if long.precision else ''}"
+            for title, long in longs.items()
+        )
         sentences.append(
-            f"The curves until flat are of one run each of {experiment.flat_epochs} epochs, with "
-            "products in bfloat16; the learning rate falls to zero at their end."
+            f"Long runs are of one seed, on held-out training data, with these epochs: {listed}. "
+            "Learning rates fall to zero at their end."
         )
     for name, found in shown.items():
         role, first = experiment.roles[name], found[0]

@@ -30,7 +30,7 @@ from lpom.graph.operations import (
     module_name,
 )
 from lpom.graph.scans import Layer
-from lpom.graph.tracing import leave_out_unused, traced, unwrapped
+from lpom.graph.tracing import DRAWN, leave_out_unused, traced, unwrapped
 
 
 def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
@@ -85,6 +85,8 @@ class _Builder:
         self.activations: dict[fx.Node, Activation] = {}
         self.values: dict[fx.Node, _Value] = {}
         self.layers: dict[fx.Node, Layer] = {}
+        names = [self._name_or_nothing(node) for node in traced.nodes]
+        self.draws = any("dropout" in name or name.startswith(DRAWN) for name in names)
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
@@ -430,6 +432,7 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
+            ordered=self.draws,
         )
 
     def _below(

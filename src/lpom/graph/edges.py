@@ -57,6 +57,8 @@ class Edge:
     layer : the layer that is the whole edge, where one is: a Linear, a Conv2d
     obstacle : why it is not affine in each of its weights, empty if it is
     multiplies : whether it multiplies sources with each other: its norm depends on the batch
+    ordered : whether values must have the order in memory that torch gives them, since numbers are
+        drawn in that order somewhere in the network
     """
 
     sources: tuple[int, ...]
@@ -68,6 +70,7 @@ class Edge:
     layer: nn.Module | None = field(default=None, repr=False)
     obstacle: str = ""
     multiplies: bool = False
+    ordered: bool = True
 
     @cached_property
     def linear(self) -> nn.Linear | None:

@@ -134,9 +134,12 @@ def _tells(weight: Tensor, bias: Tensor) -> bool:
 class Pooling(Kernel):
     """``back(R, like, memory)``, where ``like`` has the input's shape and memory, no values.
 
-    ``channels_last``: the layout in which it takes less time, that of the copies included. What it
-    gives has the layout of its input, in whose order a dropout above it would draw its mask.
+    ``channels_last``: the layout in which it takes less time, that of the copies included. Where
+    ``ordered``, what it gives has that of its input: a dropout above it draws its mask in that
+    order.
     """
+
+    ordered = True  # set by the program of an edge
 
     def __init__(
         self,
@@ -152,7 +155,8 @@ class Pooling(Kernel):
         if self.channels_last and x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         value, memory = self.call(x)
-        return value.contiguous() if rows_first else value, (x.shape, x.stride(), memory)
+        value = value.contiguous() if rows_first and self.ordered else value
+        return value, (x.shape, x.stride(), memory)
 
     def __call__(self, o: Operation, R: Tensor, down: Carrying) -> None:
         shape, stride, memory = down.memory[o.out]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lpom.graph.adjoints import ADJOINTS, COPIES, SIZES, TURNS, Adjoint, Piece, Slot, View, packed
-from lpom.graph.kernels import BatchNorm, Kernel, kernel
+from lpom.graph.kernels import BatchNorm, Kernel, Pooling, kernel
 from lpom.graph.operations import PIECES, SPLITS, call_name, is_computed, module_name
 
 if TYPE_CHECKING:
@@ -387,6 +387,8 @@ class _Compiler:
             name = call_name(node.target)
         layer = step.call if isinstance(step.call, nn.Module) else None
         by = kernel(layer, name, args, dict(kwargs))
+        if isinstance(by, Pooling):
+            by.ordered = self.edge.ordered
         if by is not None and type(args[0]) is Slot:
             return self._put(Operation(name, by.forward, args[:1], {}, self.next, adjoint=by), node)
         if name in SPLITS:
