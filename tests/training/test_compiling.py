@@ -126,6 +126,44 @@ def test_a_sweep_as_a_function_has_the_gradients_of_a_step(name):
         torch.testing.assert_close(gradient, parameter.grad, rtol=1e-10, atol=1e-14)
 
 
+@compiles
+def test_what_the_trace_took_for_granted_is_asked_again(monkeypatch):
+    """Batch norm is carried back by its value unless its weights say too little of its input."""
+    torch.manual_seed(0)
+    model, (X, y) = convolutions().double(), data((2, 8, 8))
+    made = {}
+    for chosen in (False, True):
+        torch.manual_seed(1)
+        twin, plain = copy.deepcopy(model), []
+
+        def flatten(epoch, twin=twin):
+            with torch.no_grad():
+                twin[6].weight[0], twin[6].bias[0] = 0.0, 0.5
+
+        def counted(*given, plain=plain, step=LPOM.step):
+            plain.append(1)
+            return step(*given)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(LPOM, "step", counted)
+            lpom.fit(
+                twin,
+                X,
+                y,
+                method=LPOM(weights=Adaptive("sgd", learning_rate=0.1)),
+                epochs=2,
+                batch_size=14,
+                seed=0,
+                progress=False,
+                callbacks=flatten,
+                compile=chosen,
+            )
+        made[chosen] = twin, len(plain)
+    assert made[False][1] == 6 and made[True][1] == 3  # those of the second epoch
+    for one, other in zip(made[False][0].parameters(), made[True][0].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
 class Asks(nn.Module):
     def __init__(self):
         super().__init__()

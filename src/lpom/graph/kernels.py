@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from lpom.activations.base import at_hand
 from lpom.graph.adjoints import Adjoint, Slot
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from lpom.graph.programs import Carrying, Operation
 
 _aten = torch.ops.aten
+
+#: What a step that is traced takes for granted of the weights, to be asked again at every run.
+GRANTED: ContextVar[list[Callable[[], bool]] | None] = ContextVar("GRANTED", default=None)
 
 
 class Kernel(Adjoint):
@@ -127,8 +132,22 @@ class BatchNorm(Kernel):
 
 
 def _tells(weight: Tensor, bias: Tensor) -> bool:
-    """Whether ``(z - bias) / weight`` has lost few of the digits that it had before z was made."""
-    return at_hand(weight) and bool((bias.abs() < 64 * weight.abs()).all())
+    """Whether ``(z - bias) / weight`` has lost few of the digits that it had before z was made.
+
+    Not asked of an accelerator, which would be waited for.
+    """
+
+    def holds() -> bool:
+        return bool((bias.abs() < 64 * weight.abs()).all())
+
+    granted = GRANTED.get()
+    if granted is None or not weight.is_cpu:
+        return at_hand(weight) and holds()
+    with disable_proxy_modes_tracing():
+        known = holds()
+    if known:
+        granted.append(holds)
+    return known
 
 
 class Pooling(Kernel):

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lpom.exceptions import warn
+from lpom.graph.kernels import GRANTED
 from lpom.methods import LPOM, Batch, Method, Problem, State
 from lpom.methods.backprop import Backprop
 from lpom.methods.lpom import LPOMState
@@ -45,7 +46,9 @@ def compiled(
     if isinstance(method, LPOM) and isinstance(state, LPOMState):
         obstacle = _obstacle(method, problem, state)
         if not obstacle:
-            return _Compiled(step, partial(_sweep, method, problem, state), problem.model, shape)
+            return _Compiled(
+                step, partial(_sweep, step, method, problem, state), problem.model, shape
+            )
     warn(f"compile=True is for {obstacle}. Steps are made without.", UserWarning)
     return step
 
@@ -102,8 +105,11 @@ def _forward(method: Backprop, problem: Problem, state: OptimizerState, batch: B
     return lambda batch: method.step(fast, batch, state)
 
 
-def _sweep(method: LPOM, problem: Problem, state: LPOMState, batch: Batch) -> Step:
-    """A sweep of LPOM as one compiled function of the batch, the weights and the buffers."""
+def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch: Batch) -> Step:
+    """A sweep of LPOM as one compiled function of the batch, the weights and the buffers.
+
+    The plain step is made while the weights are not as the trace has taken them to be.
+    """
     from torch import _inductor  # takes a second
 
     order: list[nn.Parameter] = []
@@ -116,13 +122,20 @@ def _sweep(method: LPOM, problem: Problem, state: LPOMState, batch: Batch) -> St
         order[:] = gradients
         return [outputs, *gradients.values()]
 
+    granted: list[Callable[[], bool]] = []
     with torch.no_grad():
         given = [part for part in _parts(batch) if part is not None]
-        traced = make_fx(sweep, _allow_non_fake_inputs=True)(*given)
+        token = GRANTED.set(granted)
+        try:
+            traced = make_fx(sweep, _allow_non_fake_inputs=True)(*given)
+        finally:
+            GRANTED.reset(token)
         held = _made_inputs(traced)
         run = _inductor.compile(traced, [*given, *held], options=_OPTIONS)
 
     def step(batch: Batch) -> Tensor | None:
+        if not all(holds() for holds in granted):
+            return plain(batch)
         with torch.no_grad():
             given = [part for part in _parts(batch) if part is not None]
             found: list[Tensor] = run(*given, *held)
