@@ -223,6 +223,23 @@ def test_steps_that_cannot_be_compiled_are_made_without(method, activation, said
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
 
 
+def test_recurrent_layers_are_not_compiled():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.out = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.out(self.layer(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    model, (X, y) = Reads().double(), data((5, 3))
+    plain, _ = trained(model, X, y)
+    with pytest.warns(UserWarning, match="networks without recurrent layers"):
+        fast, _ = trained(model, X, y, compile=True)
+    assert all(map(torch.equal, fast.parameters(), plain.parameters()))
+
+
 def test_compile_and_precision_are_not_for_each_other():
     X, y = data((6,))
     with pytest.raises(ValueError, match="leave compile or precision out"):

@@ -42,8 +42,9 @@ _Contestants: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         "--method",
-        help=f"Who takes part: a method, {', '.join(map(repr, steps.CONTESTANTS))}, or a method of "
-        f"back-propagation and {steps.COMPILED!r}, or any and {steps.ROUNDED!r}; may be repeated.",
+        help=f"Who takes part: a method, {', '.join(map(repr, steps.CONTESTANTS))}, or 'lpom' or a "
+        f"method of back-propagation and {steps.COMPILED!r}, or any and {steps.ROUNDED!r}; may be "
+        "repeated.",
     ),
 ]
 _Baseline: TypeAlias = Annotated[str, typer.Option(help="Method the ratios refer to.")]

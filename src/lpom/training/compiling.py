@@ -62,6 +62,9 @@ def _obstacle(method: LPOM, problem: Problem, state: LPOMState) -> str:
         )
     if isinstance(state.optimizer, Factored):
         return "optimisers that are given gradients, which 'factored' is not"
+    graph = problem.graph.swept or problem.graph
+    if any(node.layer is not None for node in graph):
+        return "networks without recurrent layers, whose steps it makes slower"
     if problem.graph.jumps:
         return "activations without jumps, whose ramps follow the data"
     return ""

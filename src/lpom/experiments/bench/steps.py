@@ -121,6 +121,7 @@ def memory(
     batch_size: int = 100,
 ) -> list[Row]:
     """Peak bytes of the tensors that a step makes, when it has been made before."""
+    _check_seen(contestants)
     peaks = {}
     for name in (baseline, *contestants):
         runner = Runner(name, net, batch_size)
@@ -133,6 +134,7 @@ def limit(
     net: Net, contestants: Sequence[str] = ("lpom",), *, batch_size: int = 100, rounds: int = 20
 ) -> list[Row]:
     """A step beside its own matrix products and convolutions, done again with nothing between."""
+    _check_seen(contestants)
     rows = []
     for name in contestants:
         runner = Runner(name, net, batch_size)
@@ -144,6 +146,15 @@ def limit(
         turns = {"its products": seen.again, "step": runner.step}
         rows += contest(case, turns, rounds=rounds, warmup=3)
     return rows
+
+
+def _check_seen(contestants: Sequence[str]) -> None:
+    hidden = [name for name in contestants if name.endswith(COMPILED)]
+    if hidden:
+        raise ValueError(
+            f"what {hidden[0]!r} makes within a step is not seen from outside: the compiler takes "
+            "memory and calls products by itself. Time it with `lpom bench step`."
+        )
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
