@@ -264,6 +264,12 @@ def test_a_compiled_run_goes_on_and_no_other_does(tmp_path):
     assert all(map(torch.equal, gone_on.parameters(), whole.parameters()))
 
 
+def test_partial_fit_is_not_compiled_call_by_call(monkeypatch):
+    monkeypatch.setattr("lpom.training.trainer.compiled", None)
+    X, y = data((6,))
+    lpom.MLPClassifier((7,), compile=True).partial_fit(X.numpy(), y.numpy(), classes=range(4))
+
+
 @compiles
 def test_estimators_compile():
     X, y = data((6,))

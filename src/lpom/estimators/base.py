@@ -238,7 +238,7 @@ class BaseMLP(FittedMLP, ABC):
                 checkpoint=None if partial else self.checkpoint,
                 parallel=parallel,
                 precision=self.precision,
-                compile=self.compile,
+                compile=self.compile and not partial,
                 diagnostics=self.diagnostics,
             )
         except DivergenceError as error:

@@ -56,7 +56,7 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
     device : where torch computes, e.g. "cuda"
     precision : "bf16" for steps whose products round their factors to bfloat16, see
         :func:`lpom.fit`; X must be float32
-    compile : whether steps go through torch's compiler, see :func:`lpom.fit`; for long fits
+    compile : whether the steps of ``fit`` go through torch's compiler, see :func:`lpom.fit`
     diagnostics : whether ``history_`` has the objective, gaps and contraction rates of each epoch
     random_state : fixes initial weights, the order of batches and what is held out
     verbose : print a line per epoch
