@@ -164,6 +164,19 @@ def test_what_the_trace_took_for_granted_is_asked_again(monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+def test_gradients_in_one_memory_are_told_apart():
+    """Weight decay is added to each, and the next plain step writes into them."""
+    model = lpom.mlp((4, 4, 4), seed=0, dtype=torch.float64)
+    X, y = data((4,))
+    problem, method = Problem(trace(model, X), losses.get("cross-entropy"), model), LPOM()
+    first, second = (p for p in model.parameters() if p.ndim == 2)
+    one = torch.ones(4, 4, dtype=X.dtype)
+    method.descend(problem, method.init(problem), {first: one, second: one})
+    assert torch.equal(first.grad, second.grad)
+    assert first.grad.data_ptr() != second.grad.data_ptr()
+    assert all(p.grad is None for p in model.parameters() if p.ndim == 1)
+
+
 class Asks(nn.Module):
     def __init__(self):
         super().__init__()

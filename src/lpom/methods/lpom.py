@@ -178,10 +178,14 @@ class LPOM(Method[LPOMState]):
         self, problem: Problem, state: LPOMState, gradients: Mapping[nn.Parameter, Tensor]
     ) -> None:
         """Let the optimiser move the weights by the gradients of `sweep`."""
+        taken: set[int] = set()  # a compiler may give two equal gradients the same memory
         for parameter in problem.graph.parameters:
             found, old = gradients.get(parameter), parameter.grad
-            if found is None or found.stride() == parameter.stride():
+            if found is None:
+                parameter.grad = None
+            elif found.stride() == parameter.stride() and found.data_ptr() not in taken:
                 parameter.grad = found
+                taken.add(found.data_ptr())
             else:  # fused optimisers go through weight and gradient side by side
                 old = torch.empty_like(parameter) if old is None else old
                 parameter.grad = old.copy_(found)
