@@ -103,3 +103,17 @@ def frozen() -> nn.Module:
 )
 def test_what_is_no_stack_is_none(model):
     assert Stack.of(trace(model)) is None
+
+
+def test_a_layer_that_a_callback_freezes_stays_as_it_is():
+    model = lpom.mlp((6, 5, 4), seed=0, dtype=torch.float64)
+    X, y = torch.randn(30, 6, dtype=torch.float64), torch.arange(30) % 4
+    frozen = []
+
+    def freeze(epoch):
+        if not frozen:
+            model[0].weight.requires_grad_(False)
+            frozen.append(model[0].weight.clone())
+
+    lpom.fit(model, X, y, epochs=3, batch_size=10, seed=0, callbacks=freeze, progress=False)
+    assert torch.equal(model[0].weight, frozen[0])

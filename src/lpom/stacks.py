@@ -57,7 +57,10 @@ class Stack:
         return cls(layers) if plain and alone else None
 
     def takes(self, inputs: Tensor) -> bool:
-        return inputs.ndim == 2 and inputs.shape[0] * self._widest <= CACHED
+        if inputs.ndim != 2 or inputs.shape[0] * self._widest > CACHED:
+            return False
+        # a callback may freeze some of them on the way
+        return all(W.requires_grad and (b is None or b.requires_grad) for W, b, _ in self.layers)
 
     def sweep(
         self,

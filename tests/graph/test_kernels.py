@@ -9,9 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import lpom
 from lpom import networks
 from lpom.graph import trace
 from lpom.graph.kernels import BatchNorm, Convolution, Dropout, Pooling
+from lpom.states import States
 
 
 class Between(nn.Module):
@@ -253,3 +255,38 @@ def test_batch_norm_that_was_moved_since_is_carried_back_by_what_it_was():
         found.gradients[layer[0].weight][:, :, 0, 0],
         torch.einsum("nohw,nihw->oi", expected, x),
     )
+
+
+class Viewed(nn.Module):
+    """As many write it: a view, which needs what a maximum gives to lie row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 3, 3), nn.Linear(12, 4)
+
+    def forward(self, x):
+        h = nn.functional.max_pool2d(torch.relu(self.conv(x)), 2)
+        return self.out(h.view(h.size(0), -1))
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_what_is_viewed_above_a_maximum_lies_row_by_row(plain):
+    model = Viewed()
+    if plain:
+        model = nn.Sequential(model.conv, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), model.out)
+    x = torch.randn(5, 1, 6, 6)
+    edges = [node.edge for node in trace(model, x)]
+    assert all(edge.ordered is not plain for edge in edges)
+    lpom.fit(model, x, torch.arange(5) % 4, epochs=1, seed=0, progress=False)
+
+
+def test_what_is_drawn_above_a_maximum_is_drawn_in_the_order_of_torch():
+    layers = nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(12, 4)).double().train()
+    x = torch.randn(5, 1, 6, 6, dtype=torch.float64)
+    graph = trace(model, x)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        states = States(graph, x, [1.0] * (len(graph) + 1), once=True)
+    torch.manual_seed(3)
+    torch.testing.assert_close(states.outputs, model(x).detach())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import lpom
 from lpom import losses
@@ -161,6 +162,58 @@ def test_what_the_trace_took_for_granted_is_asked_again(monkeypatch):
         made[chosen] = twin, len(plain)
     assert made[False][1] == 6 and made[True][1] == 3  # those of the second epoch
     for one, other in zip(made[False][0].parameters(), made[True][0].parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def swapped(model):
+    model[0].weight.data = model[0].weight.data.clamp(-0.1, 0.1)
+
+
+def frozen(model):
+    model[0].weight.requires_grad_(False)
+
+
+def replaced(model):
+    model[1].running_mean = torch.ones(6, dtype=torch.float64)
+
+
+def quicker(model):
+    model[1].momentum = 0.5
+
+
+@compiles
+def test_what_callbacks_do_to_a_model_is_seen():
+    """Not only what is written into its tensors: other tensors, which of them move, its numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 4)).double()
+    X, y = data((6,), rows=32)
+    method = LPOM(weights=Adaptive("sgd", learning_rate=0.1))
+    for change in (swapped, frozen, replaced, quicker):
+        made = []
+        for chosen in (False, True):
+            twin = copy.deepcopy(model)
+
+            def once(epoch, twin=twin, change=change):
+                if epoch.epoch == 1:
+                    change(twin)
+
+            settings = {"epochs": 3, "batch_size": 16, "seed": 0, "progress": False}
+            lpom.fit(twin, X, y, method=method, callbacks=once, compile=chosen, **settings)
+            made.append(twin.state_dict())
+        for name, value in made[0].items():
+            torch.testing.assert_close(made[1][name], value, rtol=1e-9, atol=1e-11)
+
+
+@compiles
+def test_batches_with_and_without_weights_take_turns():
+    X, y = data((6,), rows=8)
+    batches = [(X, y), (X, y, torch.linspace(0.1, 1, 8, dtype=X.dtype))] * 2
+    model = lpom.mlp((6, 5, 4), seed=0, dtype=torch.float64)
+    made = [copy.deepcopy(model), copy.deepcopy(model)]
+    for twin, chosen in zip(made, (False, True), strict=True):
+        loader = DataLoader(batches, batch_size=None)
+        lpom.fit(twin, loader, epochs=2, seed=0, progress=False, compile=chosen)
+    for one, other in zip(made[0].parameters(), made[1].parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 

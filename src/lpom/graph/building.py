@@ -19,6 +19,7 @@ from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
     CONSTANTS,
+    ORDERLESS,
     PRODUCTS,
     QUOTIENTS,
     SHAPES,
@@ -30,7 +31,7 @@ from lpom.graph.operations import (
     module_name,
 )
 from lpom.graph.scans import Layer
-from lpom.graph.tracing import DRAWN, leave_out_unused, traced, unwrapped
+from lpom.graph.tracing import leave_out_unused, traced, unwrapped
 
 
 def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
@@ -85,8 +86,7 @@ class _Builder:
         self.activations: dict[fx.Node, Activation] = {}
         self.values: dict[fx.Node, _Value] = {}
         self.layers: dict[fx.Node, Layer] = {}
-        names = [self._name_or_nothing(node) for node in traced.nodes]
-        self.draws = any("dropout" in name or name.startswith(DRAWN) for name in names)
+        self.ordered = True
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
@@ -98,6 +98,8 @@ class _Builder:
         self._follow()  # with the marks
         states = [n for n in self.traced.nodes if n in self.activations]
         inputs = next(n for n in self.traced.nodes if n.op == "placeholder")
+        calls = {n for n in self.traced.nodes if n.op.startswith("call")}
+        self.ordered = any(self._name(n) not in ORDERLESS for n in calls - {*states})
         index = {inputs: 0} | {n: i for i, n in enumerate(states, start=1)}
         names = self._names(states)
         nodes = []
@@ -432,7 +434,7 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
-            ordered=self.draws,
+            ordered=self.ordered,
         )
 
     def _below(

@@ -57,8 +57,8 @@ class Edge:
     layer : the layer that is the whole edge, where one is: a Linear, a Conv2d
     obstacle : why it is not affine in each of its weights, empty if it is
     multiplies : whether it multiplies sources with each other: its norm depends on the batch
-    ordered : whether values must have the order in memory that torch gives them, since numbers are
-        drawn in that order somewhere in the network
+    ordered : whether values must have the order in memory that torch gives them, since somewhere in
+        the network numbers are drawn in that order, or a view asks for it
     """
 
     sources: tuple[int, ...]

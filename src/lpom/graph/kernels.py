@@ -155,7 +155,7 @@ class Pooling(Kernel):
 
     ``channels_last``: the layout in which it takes less time, that of the copies included. Where
     ``ordered``, what it gives has that of its input: a dropout above it draws its mask in that
-    order.
+    order, and a view needs it.
     """
 
     ordered = True  # set by the program of an edge

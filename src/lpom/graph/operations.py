@@ -39,6 +39,11 @@ SWITCHES = frozenset(
     "batch_norm max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
     "adaptive_max_pool3d amax".split()
 )
+#: Those that give the same numbers in whatever order in memory; others may draw, or ask for one.
+ORDERLESS = frozenset(
+    "conv2d linear batch_norm max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d add "
+    "radd sub mul rmul truediv cat mean flatten reshape size getattr getitem".split()
+)
 #: Affine in every tensor together.
 SUMS = frozenset(
     "add radd sub subtract rsub neg negative cat concat concatenate stack hstack vstack pad "

@@ -35,7 +35,7 @@ _PLAIN = nn.Module.__call__, nn.Module.__getattr__
 #: Functions that make tensors of a size, which torch.fx does not see by itself.
 _FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye")
 #: Those that draw.
-DRAWN = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial")
+_DRAWN = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial")
 
 
 def traced(
@@ -314,7 +314,7 @@ class _Tracer(fx.Tracer):
 
         And all that is drawn: else one draw would stand for all.
         """
-        originals = {name: getattr(torch, name) for name in (*_FACTORIES, *DRAWN)}
+        originals = {name: getattr(torch, name) for name in (*_FACTORIES, *_DRAWN)}
 
         def seen(original: Callable[..., Any], always: bool) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -329,7 +329,7 @@ class _Tracer(fx.Tracer):
             return call
 
         for name, original in originals.items():
-            setattr(torch, name, seen(original, name in DRAWN))
+            setattr(torch, name, seen(original, name in _DRAWN))
         try:
             yield
         finally:

@@ -111,7 +111,7 @@ def _forward(method: Backprop, problem: Problem, state: OptimizerState, batch: B
 def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch: Batch) -> Step:
     """A sweep of LPOM as one compiled function of the batch, the weights and the buffers.
 
-    The plain step is made while the weights are not as the trace has taken them to be.
+    The plain step is made while the model or the batch is not as it was for the trace.
     """
     from torch import _inductor  # takes a second
 
@@ -126,6 +126,7 @@ def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch:
         return [outputs, *gradients.values()]
 
     granted: list[Callable[[], bool]] = []
+    standing = _standing(problem.model)
     with torch.no_grad():
         given = [part for part in _parts(batch) if part is not None]
         token = GRANTED.set(granted)
@@ -134,14 +135,17 @@ def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch:
         finally:
             GRANTED.reset(token)
         held = _made_inputs(traced)
-        run = _inductor.compile(traced, [*given, *held], options=_OPTIONS)
+        example: list[Any] = [*given, *[tensor.detach() for tensor in held]]
+        run = _inductor.compile(traced, example, options=_OPTIONS)
 
     def step(batch: Batch) -> Tensor | None:
-        if not all(holds() for holds in granted):
+        parts = _parts(batch)
+        alike = [part is not None for part in parts] == there
+        if not alike or _standing(problem.model) != standing or not all(ask() for ask in granted):
             return plain(batch)
         with torch.no_grad():
-            given = [part for part in _parts(batch) if part is not None]
-            found: list[Tensor] = run(*given, *held)
+            given = [part for part in parts if part is not None]
+            found: list[Tensor] = run(*given, *[tensor.detach() for tensor in held])
             method.descend(problem, state, dict(zip(order, found[1:], strict=True)))
         return found[0]
 
@@ -155,7 +159,7 @@ def _parts(batch: Batch) -> tuple[Tensor | None, ...]:
 def _made_inputs(traced: fx.GraphModule) -> list[Tensor]:
     """The tensors that a traced function holds, each made an input of it behind those it has.
 
-    They are the weights and what is moved beside them, as running means: no constants.
+    They are the weights and what is moved beside them, as running means.
     """
     graph = traced.graph
     held: dict[int, tuple[fx.Node, Tensor]] = {}
@@ -169,7 +173,21 @@ def _made_inputs(traced: fx.GraphModule) -> list[Tensor]:
         graph.erase_node(node)
     graph.lint()
     traced.recompile()
-    return [tensor.detach() for _, tensor in held.values()]  # of the same memory
+    return [tensor for _, tensor in held.values()]
+
+
+def _standing(model: nn.Module) -> list[Any]:
+    """What a trace takes for granted of a model, which anybody may change between two steps.
+
+    That is modes and numbers of its layers, which tensors it has, how they lie, and which move.
+    """
+    found: list[Any] = []
+    for module in model.modules():
+        found += [value for value in vars(module).values() if isinstance(value, bool | int | float)]
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if tensor is not None:
+                found.append((id(tensor), tensor.shape, tensor.stride(), tensor.requires_grad))
+    return found
 
 
 @contextmanager

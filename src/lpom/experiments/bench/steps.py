@@ -60,7 +60,9 @@ class Runner:
     """One method on its own copy of a network, with one random batch."""
 
     def __init__(self, method: str | Method[Any], net: Net, batch_size: int, seed: int = 0) -> None:
-        by_compiler = isinstance(method, str) and method.endswith(COMPILED)
+        by_compiler = isinstance(method, str) and COMPILED in method
+        if by_compiler and method.endswith(ROUNDED):  # type: ignore[union-attr]
+            raise ValueError(f"{method!r}: steps are compiled or in bfloat16, not both.")
         self.rounded = isinstance(method, str) and method.endswith(ROUNDED)
         if isinstance(method, str):
             method = method.removesuffix(ROUNDED).removesuffix(COMPILED)
@@ -149,7 +151,7 @@ def limit(
 
 
 def _check_seen(contestants: Sequence[str]) -> None:
-    hidden = [name for name in contestants if name.endswith(COMPILED)]
+    hidden = [name for name in contestants if COMPILED in name]
     if hidden:
         raise ValueError(
             f"what {hidden[0]!r} makes within a step is not seen from outside: the compiler takes "
