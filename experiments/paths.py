@@ -63,6 +63,7 @@ PATHS: dict[
     "784-300-100-10, not traced": (SMALL, short, {}, ("stack", "large")),
     "784-300-100-10, a stack of layers": (SMALL, short, {}, ()),
     "784-300-100-10, float64": (SMALL, double, {}, ()),
+    "784-300-100-10, compiled": (SMALL, short, {"compile": True}, ()),
     "784-300-100-10, bf16": (SMALL, short, {"precision": "bf16"}, ()),
     "784-1024x2-10, plain": (WIDE, traced, {}, ("stack", "large")),
     "784-1024x2-10, large matrices in parts": (WIDE, short, {}, ()),
