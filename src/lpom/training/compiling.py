@@ -126,7 +126,7 @@ def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch:
         return [outputs, *gradients.values()]
 
     granted: list[Callable[[], bool]] = []
-    standing = _standing(problem.model)
+    standing = _Standing(problem.model)
     with torch.no_grad():
         given = [part for part in _parts(batch) if part is not None]
         token = GRANTED.set(granted)
@@ -141,7 +141,7 @@ def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch:
     def step(batch: Batch) -> Tensor | None:
         parts = _parts(batch)
         alike = [part is not None for part in parts] == there
-        if not alike or _standing(problem.model) != standing or not all(ask() for ask in granted):
+        if not alike or not standing.holds() or not all(ask() for ask in granted):
             return plain(batch)
         with torch.no_grad():
             given = [part for part in parts if part is not None]
@@ -176,18 +176,30 @@ def _made_inputs(traced: fx.GraphModule) -> list[Tensor]:
     return [tensor for _, tensor in held.values()]
 
 
-def _standing(model: nn.Module) -> list[Any]:
+class _Standing:
     """What a trace takes for granted of a model, which anybody may change between two steps.
 
     That is modes and numbers of its layers, which tensors it has, how they lie, and which move.
     """
-    found: list[Any] = []
-    for module in model.modules():
-        found += [value for value in vars(module).values() if isinstance(value, bool | int | float)]
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None:
-                found.append((id(tensor), tensor.shape, tensor.stride(), tensor.requires_grad))
-    return found
+
+    def __init__(self, model: nn.Module) -> None:
+        self.numbers: list[tuple[dict[str, Any], str, float]] = []
+        self.tensors: list[tuple[dict[str, Any], str, Tensor, tuple[Any, ...]]] = []
+        for module in model.modules():
+            of = vars(module)
+            self.numbers += [(of, k, v) for k, v in of.items() if isinstance(v, bool | int | float)]
+            for has in (module._parameters, module._buffers):
+                there = [(k, tensor) for k, tensor in has.items() if tensor is not None]
+                self.tensors += [(has, k, tensor, _how(tensor)) for k, tensor in there]
+
+    def holds(self) -> bool:
+        return all(of.get(name) == value for of, name, value in self.numbers) and all(
+            of.get(name) is tensor and _how(tensor) == how for of, name, tensor, how in self.tensors
+        )
+
+
+def _how(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.requires_grad, tensor.shape, tensor.stride()
 
 
 @contextmanager
