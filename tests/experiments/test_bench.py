@@ -197,6 +197,20 @@ def test_seconds_to_an_accuracy(blobs, monkeypatch):
     assert all(row.note == "never" for row in found[3:])
 
 
+@pytest.mark.parametrize(
+    ("part", "method", "said"),
+    [
+        ("memory", "lpom, compiled", "not seen from outside"),
+        ("limit", "lpom, compiled", "not seen from outside"),
+        ("step", "adam, compiled, bf16", "not both"),
+    ],
+)
+def test_what_cannot_be_told_of_compiled_steps_is_refused(part, method, said):
+    arguments = ["bench", part, "--sizes", "6,5,3", "--method", method]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0 and said in " ".join(result.output.split())
+
+
 def test_the_command_says_what_sizes_are():
     result = CliRunner().invoke(app, ["bench", "step", "--sizes", "6,x"])
     assert result.exit_code == 2

@@ -116,44 +116,44 @@ def _sweep(plain: Step, method: LPOM, problem: Problem, state: LPOMState, batch:
     from torch import _inductor  # takes a second
 
     order: list[nn.Parameter] = []
-    there = [part is not None for part in _parts(batch)]
+    first = _parts(batch)
+    names = list(first)
 
     def sweep(*given: Tensor) -> list[Tensor]:
-        parts = iter(given)
-        made = Batch(*[next(parts) if known else None for known in there])  # type: ignore[arg-type]
-        outputs, gradients = method.sweep(problem, made, state)
+        parts: dict[str, Any] = dict(zip(names, given, strict=True))
+        outputs, gradients = method.sweep(problem, Batch(**parts), state)
         order[:] = gradients
         return [outputs, *gradients.values()]
 
     granted: list[Callable[[], bool]] = []
     standing = _Standing(problem.model)
     with torch.no_grad():
-        given = [part for part in _parts(batch) if part is not None]
         token = GRANTED.set(granted)
         try:
-            traced = make_fx(sweep, _allow_non_fake_inputs=True)(*given)
+            traced = make_fx(sweep, _allow_non_fake_inputs=True)(*first.values())
         finally:
             GRANTED.reset(token)
         held = _made_inputs(traced)
-        example: list[Any] = [*given, *[tensor.detach() for tensor in held]]
+        example: list[Any] = [*first.values(), *[tensor.detach() for tensor in held]]
         run = _inductor.compile(traced, example, options=_OPTIONS)
 
     def step(batch: Batch) -> Tensor | None:
         parts = _parts(batch)
-        alike = [part is not None for part in parts] == there
-        if not alike or not standing.holds() or not all(ask() for ask in granted):
+        alike = list(parts) == names and standing.holds()
+        if not alike or not all(ask() for ask in granted):
             return plain(batch)
         with torch.no_grad():
-            given = [part for part in parts if part is not None]
-            found: list[Tensor] = run(*given, *[tensor.detach() for tensor in held])
+            found: list[Tensor] = run(*parts.values(), *[tensor.detach() for tensor in held])
             method.descend(problem, state, dict(zip(order, found[1:], strict=True)))
         return found[0]
 
     return step
 
 
-def _parts(batch: Batch) -> tuple[Tensor | None, ...]:
-    return batch.inputs, batch.target, batch.weight, batch.counts
+def _parts(batch: Batch) -> dict[str, Tensor]:
+    """The tensors that a batch has, by the names of its fields."""
+    found = {name: getattr(batch, name) for name in ("inputs", "target", "weight", "counts")}
+    return {name: part for name, part in found.items() if part is not None}
 
 
 def _made_inputs(traced: fx.GraphModule) -> list[Tensor]:

@@ -60,10 +60,10 @@ class Runner:
     """One method on its own copy of a network, with one random batch."""
 
     def __init__(self, method: str | Method[Any], net: Net, batch_size: int, seed: int = 0) -> None:
-        by_compiler = isinstance(method, str) and COMPILED in method
-        if by_compiler and method.endswith(ROUNDED):  # type: ignore[union-attr]
-            raise ValueError(f"{method!r}: steps are compiled or in bfloat16, not both.")
-        self.rounded = isinstance(method, str) and method.endswith(ROUNDED)
+        name = method if isinstance(method, str) else ""
+        if COMPILED in name and ROUNDED in name:
+            raise ValueError(f"{name!r}: steps are compiled or in bfloat16, not both.")
+        self.rounded = name.endswith(ROUNDED)
         if isinstance(method, str):
             method = method.removesuffix(ROUNDED).removesuffix(COMPILED)
             method = CONTESTANTS.get(method, method)
@@ -83,7 +83,7 @@ class Runner:
         self.batch = Batch(takes.inputs(rows), target.reshape(*said, -1), counts=counts)
         self.state = self.method.init(self.problem)
         self._step: Step = lambda batch: self.method.step(self.problem, batch, self.state)
-        if by_compiler:
+        if COMPILED in name:
             shape = self.batch.inputs.shape
             self._step = compiled(self._step, self.method, self.problem, self.state, shape)
 
