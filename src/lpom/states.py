@@ -310,6 +310,7 @@ class States:
         """Every edge is to be evaluated again, and gradients begin anew."""
         for node in self.graph.nodes:
             self._forget(node)
+        assert isinstance(self.gradients, Gradients)  # those that stay apart have one sweep
         self.gradients.begin()
 
     def _program(self, node: Node) -> Program | None:

@@ -85,10 +85,6 @@ class Apart:
     def __init__(self) -> None:
         self.found: dict[nn.Parameter, Tensor] = {}
 
-    def begin(self) -> None:
-        """What there is belongs to the last sweep."""
-        self.found = {}
-
     def add(self, parameter: nn.Parameter, gradient: Tensor, share: float | Tensor) -> None:
         """``share * gradient``."""
         if parameter.requires_grad:
