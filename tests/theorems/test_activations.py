@@ -198,6 +198,7 @@ def test_gap_has_the_derivative_that_moves_the_weights(activation, u, z):
 @each(CASES)
 @given(u=fractions, z=points)
 @example(u=[0.25], z=[0.0])  # where threshold's jump ends
+@example(u=[0.5], z=[3.0, -3.0])  # at zero, where signs begin to differ
 @few
 def test_gap_has_the_derivative_that_moves_the_states(activation, u, z):
     """In x the gap has the derivative ``p - z`` for a ``p`` with ``phi(p) = x``."""

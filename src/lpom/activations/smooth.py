@@ -208,7 +208,7 @@ class Softsign(Activation):
         # q - 1 - log q with q = (1 - |x|) (1 + |z|), and 2 |x z| more where the signs differ.
         x, outside = self._within(x)
         a, b = self._inner(x), _size(z)
-        differ = torch.where(z > 0, x < 0, x > 0)
+        differ = torch.where(z > 0, x <= 0, x > 0)
         total = b - a * (1 + b) - torch.log1p(-a) - torch.log1p(b)
         return infinite(outside, total + torch.where(differ, 2 * a * b, 0))
 
