@@ -34,7 +34,7 @@ LOSS = losses.get("cross-entropy")
 
 def step(method: Method[Any], model: nn.Module, batch: Batch) -> Tensor:
     """How a method moves all weights, which are put back."""
-    problem = Problem.of(model, LOSS)
+    problem = Problem(model, LOSS)
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     method.step(problem, batch, method.init(problem))
     after = nn.utils.parameters_to_vector(model.parameters()).detach().clone()

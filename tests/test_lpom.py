@@ -62,7 +62,7 @@ def test_a_pair_of_ridges_grows_by_equal_factors_over_the_run(digits, progress, 
     def stepped(ridge):
         model = lpom.mlp([64, 20, 10], seed=0)
         method = LPOM(weights=Exact(ridge=ridge))
-        problem = Problem.of(model, Squared())
+        problem = Problem(model, Squared())
         state = method.init(problem)
         state.progress = progress
         method.step(problem, batch, state)

@@ -58,7 +58,7 @@ def test_a_step_is_that_of_the_states(loss, optimizer):
     weights = []
     for short in (True, False):
         model = made("relu")
-        problem = Problem.of(model, loss)
+        problem = Problem(model, loss)
         method = lpom.LPOM(mu=MU, weights=lpom.Adaptive(optimizer=optimizer))
         state = method.init(problem)
         assert state.stack is not None
@@ -74,7 +74,7 @@ def test_a_step_is_that_of_the_states(loss, optimizer):
 def test_weighted_rows_go_by_the_states(monkeypatch):
     """The stack knows of no weights: it must not be asked."""
     monkeypatch.setattr(Stack, "sweep", None)
-    problem = Problem.of(made("relu"), CrossEntropy())
+    problem = Problem(made("relu"), CrossEntropy())
     state = lpom.LPOM().init(problem)
     weighted = replace(batch(), weight=torch.ones(ROWS, dtype=torch.float64))
     lpom.LPOM().step(problem, weighted, state)

@@ -135,7 +135,7 @@ def diagnose(
         )
     with evaluating(model):
         takes, task, batch = _read(model, X, y, loss, sample_weight)
-        problem = Problem(takes.graph, task.loss, takes.model)
+        problem = Problem.on(takes.graph, task.loss, takes.model)
         state = chosen.init(problem)
         state.progress = 1.0
         state.penalised.at_end()

@@ -55,7 +55,7 @@ def test_peak_includes_what_the_method_keeps_between_steps():
     """Adam keeps two numbers per weight where SGD keeps none."""
     peaks = {}
     for method in (SGD(), Adam()):
-        problem = Problem.of(mlp([50, 40], seed=0), get("squared"))
+        problem = Problem(mlp([50, 40], seed=0), get("squared"))
         batch = Batch(torch.ones(3, 50), torch.ones(3, 40))
         peaks[method.name] = peak_bytes(method, problem, batch)
     weights = 4 * (50 * 40 + 40)

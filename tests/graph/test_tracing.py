@@ -42,7 +42,7 @@ def check(model, X):
     reference, before = copy.deepcopy(model), copy.deepcopy(model)
     torch.manual_seed(3)
     Squared().value(reference(X), target).mean().backward()
-    problem = Problem(graph, Squared(), model)
+    problem = Problem.on(graph, Squared(), model)
     torch.manual_seed(3)
     DESCENT.step(problem, Batch(X, target), DESCENT.init(problem))
     moved = False

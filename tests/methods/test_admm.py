@@ -26,7 +26,7 @@ def data(n=50, seed=0):
 def started(method, activation="relu", loss="squared", n=50):
     X, y = data(n)
     model = lpom.mlp([4, 6, 5, 3], activation, seed=0, dtype=X.dtype)
-    problem = Problem.of(model, lpom.losses.get(loss))
+    problem = Problem(model, lpom.losses.get(loss))
     target = problem.loss.encode(y, 3, 3, dtype=X.dtype)
     return model, problem, Batch(X, target, whole=True), method.init(problem)
 
@@ -149,7 +149,7 @@ def test_other_samples_start_anew_and_frozen_layers_stay():
 
 def test_output_activation_is_refused_with_the_reason():
     model = lpom.mlp([4, 5, 3], "relu", "relu", seed=0)
-    problem = Problem.of(model, lpom.losses.get("squared"))
+    problem = Problem(model, lpom.losses.get("squared"))
     with pytest.raises(ValueError, match="no activation on the output .eq. 6., .* has relu"):
         ADMM().init(problem)
 

@@ -46,7 +46,7 @@ def test_objective_is_that_of_the_paper(loss, weighted, data):
     weight = torch.linspace(0.5, 2, 40, dtype=X.dtype) if weighted else None
     model = lpom.mlp([5, 6, 4, 3], "tanh", "relu", seed=0, dtype=X.dtype)
     method = BCD(mu=[0.5, 2.0, 3.0])
-    problem = Problem.of(model, lpom.losses.get(loss))
+    problem = Problem(model, lpom.losses.get(loss))
     state = method.init(problem)
     batch = Batch(X, coded(X, y, loss), weight, whole=True)
     for _ in range(3):
@@ -67,7 +67,7 @@ def test_no_block_raises_the_objective(activation, loss, weighted, data, monkeyp
     X, y = data
     weight = torch.linspace(0.5, 2, 40, dtype=X.dtype) if weighted else None
     model = lpom.mlp([5, 6, 4, 3], activation, "leaky_relu", seed=0, dtype=X.dtype)
-    problem = Problem.of(model, lpom.losses.get(loss))
+    problem = Problem(model, lpom.losses.get(loss))
     batch = Batch(X, coded(X, y, loss), weight, whole=True)
     method = BCD(alpha=0.3, sweeps=1)
     state = method.init(problem)
@@ -149,7 +149,7 @@ def test_weights_of_samples_count_as_repetitions(data):
 def test_states_start_feed_forward_from_the_weights_of_the_model(data):
     X, y = data
     model = lpom.mlp([5, 6, 3], "relu", seed=0, dtype=X.dtype)
-    problem = Problem.of(model, lpom.losses.get("squared"))
+    problem = Problem(model, lpom.losses.get("squared"))
     method = BCD()
     batch = Batch(X, coded(X, y, "squared"), whole=True)
     with torch.no_grad():

@@ -119,7 +119,7 @@ class Trial:
 
 def trial(name, model, X, target, weight=None, **settings):
     method = METHODS[name](**settings)
-    problem = Problem.of(model, lpom.losses.get("squared"))
+    problem = Problem(model, lpom.losses.get("squared"))
     batch = Batch(X, target, weight, whole=True)
     return Trial(model, method, problem, batch, method.init(problem))
 

@@ -14,7 +14,7 @@ FORMULATIONS = ["quadratic", "divergence"]
 
 def problem_of(sizes=(4, 6, 5, 3), output="relu"):
     model = lpom.mlp(list(sizes), "relu", output, seed=0, dtype=torch.float64)
-    return model, Problem.of(model, lpom.losses.get("squared"))
+    return model, Problem(model, lpom.losses.get("squared"))
 
 
 def data(n=30, seed=0):

@@ -46,7 +46,7 @@ def test_objective_is_that_of_the_paper(loss, batch_size, weighted, data):
     weight = torch.linspace(0.5, 2, 40, dtype=X.dtype) if weighted else None
     model = lpom.mlp([5, 6, 4, 3], "tanh", "sigmoid", seed=0, dtype=X.dtype)
     method = MAC(mu=3.0, mu_factor=2.0)
-    problem = Problem.of(model, lpom.losses.get(loss))
+    problem = Problem(model, lpom.losses.get(loss))
     state = method.init(problem)
     rows = slice(0, batch_size)
     batch = Batch(
@@ -149,7 +149,7 @@ def test_hidden_states_become_stationary_for_given_weights(data):
     X, y = data
     model = lpom.mlp([5, 6, 4, 3], "tanh", seed=0, dtype=X.dtype).requires_grad_(False)
     method = MAC(mu_factor=1.0, weights="gauss-newton", sweeps=200)
-    problem = Problem.of(model, lpom.losses.get("cross-entropy"))
+    problem = Problem(model, lpom.losses.get("cross-entropy"))
     state = method.init(problem)
     target = states_of(X, y, "cross-entropy")
     method.step(problem, Batch(X, target, whole=True), state)

@@ -53,7 +53,7 @@ def test_no_block_raises_the_objective(loss, output, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(40, 4, generator=generator, dtype=torch.float64)
     model = lpom.mlp([4, 6, 5, 3], "relu", output, seed=0, dtype=X.dtype)
-    problem = Problem.of(model, lpom.losses.get(loss))
+    problem = Problem(model, lpom.losses.get(loss))
     batch = Batch(X, problem.loss.encode(torch.arange(40) % 3, 3, 3, dtype=X.dtype))
     method = Tikhonov(mu=1.0, iterations=3)
     state = method.init(problem)
@@ -84,6 +84,6 @@ def test_no_block_raises_the_objective(loss, output, monkeypatch):
 @pytest.mark.parametrize("hidden, output", [("tanh", "identity"), ("relu", "sigmoid")])
 def test_other_activations_are_refused_with_the_reason(hidden, output):
     model = lpom.mlp([4, 5, 3], hidden, output, seed=0)
-    problem = Problem.of(model, lpom.losses.get("squared"))
+    problem = Problem(model, lpom.losses.get("squared"))
     with pytest.raises(ValueError, match="tikhonov writes a ReLU as the constraint X >= 0"):
         Tikhonov().init(problem)

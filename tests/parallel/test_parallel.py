@@ -424,6 +424,6 @@ REFUSED = [
 @pytest.mark.parametrize("options, sentence", REFUSED, ids=lambda value: str(value)[:20])
 def test_what_is_not_spread_is_refused(options, sentence):
     graph = trace(mlp([7, 5, 3]), X)
-    problem = Problem(graph, losses.get("cross-entropy"), mlp([7, 5, 3]))
+    problem = Problem.on(graph, losses.get("cross-entropy"), mlp([7, 5, 3]))
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check(methods.get(options["method"]), problem, Parallel(layers=2))

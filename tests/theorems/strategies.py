@@ -75,7 +75,7 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        return Problem(self.graph, self.loss, self.model)
+        return Problem.on(self.graph, self.loss, self.model)
 
     @property
     def batch(self) -> Batch:

@@ -111,7 +111,7 @@ def test_a_sweep_as_a_function_has_the_gradients_of_a_step(name):
     model = make().double().train()
     X, y = data(shape)
     loss, method = losses.get("cross-entropy"), LPOM(weights=Adaptive("sgd", learning_rate=1e-9))
-    problem = Problem(trace(model, X), loss, model)
+    problem = Problem.on(trace(model, X), loss, model)
     batch = Batch(X, loss.encode(y, 4, 4), torch.rand(len(X), dtype=X.dtype))
     state = method.init(problem)
     before = copy.deepcopy(model.state_dict())
@@ -221,7 +221,7 @@ def test_gradients_in_one_memory_are_told_apart():
     """Weight decay is added to each, and the next plain step writes into them."""
     model = lpom.mlp((4, 4, 4), seed=0, dtype=torch.float64)
     X, y = data((4,))
-    problem, method = Problem(trace(model, X), losses.get("cross-entropy"), model), LPOM()
+    problem, method = Problem.on(trace(model, X), losses.get("cross-entropy"), model), LPOM()
     first, second = (p for p in model.parameters() if p.ndim == 2)
     one = torch.ones(4, 4, dtype=X.dtype)
     method.descend(problem, method.init(problem), {first: one, second: one})

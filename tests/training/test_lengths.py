@@ -92,7 +92,7 @@ def stepped(model: nn.Module, X: Any, y: Tensor, by: lpom.LPOM) -> list[Tensor]:
     trained = copy.deepcopy(model)
     takes = Signature.of(trained, X)
     task = Task.infer(y, takes.n_outputs, n_steps=takes.n_steps)
-    problem = Problem(takes.graph, task.loss, takes.model)
+    problem = Problem.on(takes.graph, task.loss, takes.model)
     (batch,) = Arrays(X, y, task, takes).epoch()
     with torch.no_grad():
         by.step(problem, batch, by.init(problem))

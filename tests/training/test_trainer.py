@@ -265,7 +265,7 @@ def test_the_objective_depends_on_weights_and_probe_alone(method, blobs):
     """The same weights after another last batch: the same objective, and the weights stay."""
     X, y = blobs
     method = methods.get(method)
-    problem = Problem.of(net(), lpom.losses.get("squared"))
+    problem = Problem(net(), lpom.losses.get("squared"))
     target = torch.nn.functional.one_hot(y, 3).float()
     probe = lpom.methods.Batch(X[:10], target[:10])
     state, values = method.init(problem), []

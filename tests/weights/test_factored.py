@@ -96,7 +96,7 @@ def test_matrices_of_linear_layers_are_its_own_and_the_rest_is_adams():
     head = nn.Linear(72, 12), nn.ReLU(), nn.Linear(12, 10)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), *head)
     graph = trace(model, torch.ones(2, 1, 8, 8))
-    problem = Problem(graph, CrossEntropy(), model)
+    problem = Problem.on(graph, CrossEntropy(), model)
     state = METHOD.init(problem)
     METHOD.step(problem, Batch(torch.ones(2, 1, 8, 8), torch.eye(10)[:2]), state)
     turned = [n for n, p in model.named_parameters() if "X U" in state.optimizer.state[p]]

@@ -39,7 +39,7 @@ def numbers(n=60, n_in=8, n_out=2, seed=0):
 
 def steps(model, X, target, method, count, weight=None):
     """That many steps on all rows; the state."""
-    problem = Problem.of(model, SQUARED)
+    problem = Problem(model, SQUARED)
     state = method.init(problem)
     for k in range(count):
         advance(state, k / count)
@@ -346,7 +346,7 @@ def test_lazy_penalties_need_an_optimiser_and_a_target():
 def test_penalties_add_to_the_objective_of_a_sample():
     X, target = numbers()
     model = lpom.mlp([8, 5, 2], "tanh", seed=0, dtype=X.dtype)
-    problem, weight = Problem.of(model, SQUARED), torch.linspace(0, 2, len(X), dtype=X.dtype)
+    problem, weight = Problem(model, SQUARED), torch.linspace(0, 2, len(X), dtype=X.dtype)
     values = []
     for penalties in (None, {"0.*": L1(0.3), "*.weight": GroupL1((0.2, 0.4))}):
         method = LPOM(penalties=penalties)
@@ -396,7 +396,7 @@ def test_a_run_goes_on_from_its_state(cut):
     method = LPOM(penalties=penalties)
     sizes = [8, 6, 5, 4, 2]
     models = [lpom.mlp(sizes, "tanh", seed=0, dtype=X.dtype) for _ in range(2)]
-    problems = [Problem.of(model, SQUARED) for model in models]
+    problems = [Problem(model, SQUARED) for model in models]
     batch, states = Batch(X, target), [method.init(problem) for problem in problems]
     for k in range(100):
         if k == cut:

@@ -186,7 +186,7 @@ def make_model(trial: Trial, shape: tuple[int, ...], n_outputs: int) -> nn.Modul
 def _peak_bytes(
     method: Method[Any], model: nn.Module, task: Task, inputs: Tensor, y: Tensor
 ) -> int:
-    problem = Problem.of(copy.deepcopy(model), task.loss, inputs)
+    problem = Problem(copy.deepcopy(model), task.loss, inputs)
     return peak_bytes(method, problem, Batch(inputs, task.target(y).to(inputs)))
 
 

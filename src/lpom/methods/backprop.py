@@ -8,6 +8,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from lpom.activations import Elementwise
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, descend
 from lpom.objectives import Objective, total
@@ -42,12 +43,13 @@ class Backprop(Method[OptimizerState]):
         return ("a smaller learning_rate",)
 
     def init(self, problem: Problem) -> OptimizerState:
-        graph = problem.graph
         state = OptimizerState()
-        state.make(graph, self.name, self.learning_rate, self.schedule)
-        jumping = [node for node in graph if node.activation.jumps]
+        state.make(problem, self.name, self.learning_rate, self.schedule)
+        modules = list(problem.model.modules())
+        jumping = [m for m in modules if isinstance(m, Elementwise) and m.activation.jumps]
         if jumping:
-            above = sum(node.index > jumping[-1].index for node in graph)
+            after = modules[modules.index(jumping[-1]) :]
+            above = sum(next(m.parameters(recurse=False), None) is not None for m in after)
             learning = {0: "no layer learns at all", 1: "only the last layer learns"}.get(
                 above, f"only the last {above} layers learn"
             )
@@ -61,7 +63,7 @@ class Backprop(Method[OptimizerState]):
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
         with torch.enable_grad():
-            outputs = problem.model(batch.inputs)
+            outputs = problem.outputs(batch.inputs, problem.runner)
         return descend(state, outputs, problem.loss, batch)
 
     def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
@@ -69,7 +71,7 @@ class Backprop(Method[OptimizerState]):
 
     @torch.no_grad()
     def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
-        outputs = problem.model(batch.inputs)
+        outputs = problem.outputs(batch.inputs)
         return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +19,106 @@ from lpom.objectives import Objective
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 
+#: Inputs of a model: one tensor, a tuple of its arguments, or a dictionary of them by name.
+Inputs: TypeAlias = Any
+
+
+def call(model: Callable[..., Any], inputs: Inputs) -> Any:
+    """What a model gives for one tensor, a tuple of arguments, or a dictionary of them."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if type(inputs) is tuple:
+        return model(*inputs)
+    return model(inputs)
+
+
+def main_output(outputs: Any) -> Tensor:
+    """The tensor that a loss is taken of: the only one, ``logits``, or the first one."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    logits = getattr(outputs, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    values = outputs.values() if isinstance(outputs, Mapping) else outputs
+    for value in values if isinstance(values, Iterable) else ():
+        if isinstance(value, Tensor):
+            return value
+    raise UntrainableError(
+        f"the model must return a tensor, or a tuple or dictionary with one; got "
+        f"{type(outputs).__name__}. Return the outputs that the loss is taken of."
+    )
+
+
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """All tensors among the inputs of a model, in order."""
+    if isinstance(inputs, Mapping):
+        inputs = tuple(inputs.values())
+    parts = inputs if isinstance(inputs, tuple | list) else (inputs,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is trained, fixed for the whole run: the graph of a model, and the loss."""
+    """What is trained, fixed for the whole run: a model, and the loss of its outputs.
 
-    graph: Graph
-    loss: Loss
+    Parameters
+    ----------
+    example : inputs of a few rows
+        With which the model is traced when its graph is asked for.
+    read : callable
+        Makes one tensor of what the model returns.
+    compiled : callable
+        What runs a model in a step: itself, or what torch's compiler has made of it.
+    """
+
     model: nn.Module
+    loss: Loss
+    example: Inputs = None
+    read: Callable[[Any], Tensor] = main_output
+    compiled: Callable[[nn.Module], Callable[..., Any]] = lambda model: model
 
     @classmethod
-    def of(cls, model: nn.Module, loss: Loss, example: Tensor | None = None) -> Problem:
-        """The problem of a model by itself."""
-        return cls(trace(model, example), loss, model)
+    def on(cls, graph: Graph, loss: Loss, model: nn.Module) -> Problem:
+        """The problem of a model whose graph is at hand."""
+        problem = cls(model, loss)
+        problem.__dict__["graph"] = graph
+        return problem
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The states of the network, traced when they are asked for the first time.
+
+        Raises
+        ------
+        UntrainableError
+            If torch.fx cannot follow the model.
+        """
+        if isinstance(self.example, Mapping | tuple):
+            raise UntrainableError(
+                f"{type(self.model).__name__} takes several inputs, and a graph is of models that "
+                "take one tensor. The objective, its gaps, other orders than the default and exact "
+                "weights need a graph; the default step does not."
+            )
+        return trace(self.model, self.example)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether anything has asked for the graph."""
+        return "graph" in self.__dict__
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights, each once."""
+        return list(self.model.parameters())
+
+    @cached_property
+    def runner(self) -> Callable[..., Any]:
+        """What runs the model in a step of back-propagation."""
+        return self.compiled(self.model)
+
+    def outputs(self, inputs: Inputs, model: Callable[..., Any] | None = None) -> Tensor:
+        """The network's outputs as one tensor, by another model with the same weights if given."""
+        return self.read(call(self.model if model is None else model, inputs))
 
     @cached_property
     def is_chain(self) -> bool:
@@ -48,8 +136,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of data: inputs (m, n0), coded targets (m, n_outputs), and a weight per row or none.
+    """Rows of data: inputs (m, ...), coded targets (m, n_outputs), and a weight per row or none.
 
+    ``inputs`` are one tensor, a tuple of the model's arguments, or a dictionary of them.
     Targets of shape (m, steps, n_outputs) have ``counts``, the number of predictions of each row
     that count; else there is one.
 
@@ -58,7 +147,7 @@ class Batch:
     ranks have more rows of the batch, and totals are those of all of them.
     """
 
-    inputs: Tensor
+    inputs: Inputs
     target: Tensor
     weight: Tensor | None = None
     counts: Tensor | None = None
@@ -67,7 +156,8 @@ class Batch:
     cache: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        first = self.inputs if isinstance(self.inputs, Tensor) else tensors_of(self.inputs)[0]
+        return len(first)
 
     @property
     def total(self) -> Tensor | float:
@@ -90,7 +180,7 @@ class Batch:
     def fingerprint(self) -> str:
         """The same for the same rows, targets and weights, in any process and on any device."""
         return fingerprint(
-            self.inputs, self.target, *([] if self.weight is None else [self.weight])
+            *tensors_of(self.inputs), self.target, *([] if self.weight is None else [self.weight])
         )
 
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.graph import Graph
 from lpom.losses import Loss
-from lpom.methods.base import Batch, State
+from lpom.methods.base import Batch, Problem, State
 from lpom.methods.widths import Spreads
 from lpom.weights.adaptive import (
     Factory,
@@ -40,14 +40,14 @@ class OptimizerState(State):
 
     def make(
         self,
-        graph: Graph,
+        problem: Graph | Problem,
         optimizer: str | Factory,
         learning_rate: float,
         schedule: Schedule,
     ) -> None:
         """Make the optimiser, and torch's scheduler where the schedule is one of torch's."""
         check_schedule(schedule)
-        self.optimizer = make_optimizer(optimizer, graph.parameters, learning_rate)
+        self.optimizer = make_optimizer(optimizer, problem.parameters, learning_rate)
         if callable(schedule):
             self.scheduler = schedule(self.optimizer)
         else:

@@ -85,7 +85,7 @@ class Pipeline(Team):
         if parallel.data > 1:
             graph = with_batch_norm_over_ranks(graph, ranks.add)
         self.stage = Stage.of(graph, last, ranks.layer)
-        self.problem = Problem(self.stage.graph, problem.loss, problem.model)
+        self.problem = Problem.on(self.stage.graph, problem.loss, problem.model)
         mu = [state.mu[self.divided.origins[origin]] for origin in self.lent.origins]
         self.state = replace(
             state,

@@ -202,7 +202,7 @@ def fit(
         model = takes.model
         known_targets = train.target if isinstance(train, Arrays) else train.probe().target
         task.check_range(known_targets, takes.output_activation)
-        problem = Problem(takes.graph, task.loss, model)
+        problem = Problem.on(takes.graph, task.loss, model)
         _check_hooks(problem, method)
         if place.type == "cpu" and _is_small(problem, len(train.probe())):
             stack.callback(torch.set_num_threads, torch.get_num_threads())

@@ -168,7 +168,7 @@ def _problem(model: nn.Module, X: Tensor, y: Tensor | None) -> tuple[Problem, Ba
     loss = losses.get("cross-entropy")
     labels = torch.zeros(len(X), dtype=torch.long) if y is None else y
     target = loss.encode(labels, takes.n_outputs, takes.n_outputs)
-    return Problem(takes.graph, loss, model), Batch(takes.inputs(X), target)
+    return Problem.on(takes.graph, loss, model), Batch(takes.inputs(X), target)
 
 
 def _alone(model: nn.Module, X: Tensor, y: Tensor, threads: int = 1) -> Steps:
@@ -289,7 +289,7 @@ def measure_nodes(problem: Problem, batch: Batch, repeats: int = 7) -> list[Part
         stage = Stage.of(graph, ends, layer)
         needed = chain.from_iterable(stage.received.values())
         stage.inbox.update({index: X[index] for index in needed})
-        own = Problem(stage.graph, problem.loss, problem.model)
+        own = Problem.on(stage.graph, problem.loss, problem.model)
         pull = 1e-3 * torch.randn_like(X[node.index])
         turns.append((stage, own, method.init(own), pull))
     seconds: list[list[tuple[float, ...]]] = [[] for _ in graph]

@@ -75,7 +75,7 @@ class Runner:
         if takes.indices:  # an embedding's, of as many characters as there are outputs
             rows = (rows * takes.n_outputs).floor()
         loss = losses.get("cross-entropy")
-        self.problem = Problem(takes.graph, loss, model)
+        self.problem = Problem.on(takes.graph, loss, model)
         said = (batch_size, takes.n_steps) if takes.n_steps else (batch_size,)
         labels = torch.randint(takes.n_outputs, said, generator=generator)
         target = loss.encode(labels.flatten(), takes.n_outputs, takes.n_outputs)
