@@ -150,7 +150,7 @@ def test_other_samples_start_anew_and_frozen_layers_stay():
 def test_output_activation_is_refused_with_the_reason():
     model = lpom.mlp([4, 5, 3], "relu", "relu", seed=0)
     problem = Problem(model, lpom.losses.get("squared"))
-    with pytest.raises(ValueError, match="no activation on the output .eq. 6., .* has relu"):
+    with pytest.raises(ValueError, match="output.*relu"):
         ADMM().init(problem)
 
 

