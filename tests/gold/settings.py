@@ -87,7 +87,7 @@ def measure(network: str, setting: str) -> dict[str, Tensor]:
     model = networks.model(network)
 
     def begun(model: nn.Module) -> tuple[Problem, Any]:
-        problem = Problem.of(model, loss, example.inputs)
+        problem = Problem(model, loss, example.inputs)
         state = method.init(problem)
         state.progress = PROGRESS
         return problem, state
