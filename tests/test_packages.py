@@ -41,7 +41,7 @@ ROOMS = [
         "folders",
     },
     {"experiments", "tensorboard"},
-    {"report", "commands", "cli", "shell"},
+    {"report", "commands", "cli", "shell", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 HEAVY = {"sklearn", "pandas", "matplotlib", "rich", "typer", "scipy"}

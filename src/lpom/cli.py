@@ -70,10 +70,6 @@ _COMMANDS: dict[str, tuple[str, str]] = {
         "lists:list_activations",
         "List the activations: formula, range, Lipschitz constant, and whether they jump.",
     ),
-    "docs": (
-        "docs:docs",
-        "Open the documentation: the built site in the browser, else a page on the terminal.",
-    ),
     "bench": ("bench:app", "Measure what a method costs on this machine."),
 }
 

@@ -93,23 +93,19 @@ class Diagnosis:
         return sentences
 
     def __str__(self) -> str:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title=f"F = {self.objective:.6g} per sample, loss = {self.loss:.6g}")
         heads = "layer", "norm", "rho / tau", "rate", "gap", "KKT state", "KKT weight"
-        for head in (*heads, "dead", "saturated"):
-            table.add_column(head, justify="right")
+        rows = [(*heads, "dead", "saturated")]
         for i, a in enumerate(self.layers):
             numbers = a.norm, a.rho, a.rate, a.gap, a.state_residual, a.weight_residual
             shares = f"{a.dead:.1%}", f"{a.saturated:.1%}"
-            table.add_row(str(i + 1), *(f"{number:.3g}" for number in numbers), *shares)
-        console = Console(width=100)
-        with console.capture() as capture:
-            console.print(table)
-            for sentence in self.advice():
-                console.print(f"- {sentence}", highlight=False)
-        return capture.get()
+            rows.append((str(i + 1), *(f"{number:.3g}" for number in numbers), *shares))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"F = {self.objective:.6g} per sample, loss = {self.loss:.6g}"]
+        for row in rows:
+            lines.append(
+                "  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=True))
+            )
+        return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice())])
 
 
 @torch.no_grad()

@@ -3,15 +3,29 @@
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from typing import Any
+
+_NEEDED = ("typer", "rich", "pandas", "matplotlib")
 
 
 def main() -> None:
     """Load the command and run it."""
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        sys.exit(_how_to_install(missing))
     signal.signal(signal.SIGINT, _leave)
     from lpom.cli import main as run
 
     run()
+
+
+def _how_to_install(missing: list[str]) -> int:
+    print(
+        f"error: the command lpom needs {', '.join(missing)}: pip install 'lpom[cli]' brings all "
+        "that it needs. In Python lpom works without.",
+        file=sys.stderr,
+    )
+    return 2
 
 
 def loaded() -> None:

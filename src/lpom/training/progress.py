@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -12,14 +13,14 @@ from lpom.training.history import Epoch
 
 
 class Bar:
-    """One bar over all steps of a run; ``show=None`` shows it only on a terminal."""
+    """One bar over all steps of a run, by rich; ``show=None`` shows it on a terminal that has it."""
 
     def __init__(self, total: int | None, show: bool | None = None) -> None:
         self._total = total
         self._progress: Any = None  # a rich.progress.Progress, where one is shown
         self._task: Any = None
         self._drawn = 0.0
-        if sys.stderr.isatty() if show is None else show:
+        if (sys.stderr.isatty() if show is None else show) and find_spec("rich") is not None:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 

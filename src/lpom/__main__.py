@@ -1,0 +1,5 @@
+"""``python -m lpom`` is the command ``lpom``."""
+
+from lpom.shell import main
+
+main()

@@ -1,0 +1,68 @@
+"""What works with the required packages alone, and what says which extra to install."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+EXTRAS = (
+    "pandas matplotlib rich typer click PIL pyarrow openpyxl polars onnx onnxruntime onnxscript "
+    "nir tensorboard pooch lightning skorch accelerate transformers"
+).split()
+
+BLOCK = f"""
+import sys
+from importlib.machinery import PathFinder
+
+
+class Others:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] not in {EXTRAS!r}:
+            return PathFinder.find_spec(name, path, target)
+
+
+sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def run(code, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+
+
+def test_the_library_trains_with_the_four_required_packages():
+    done = run(
+        """
+import numpy as np, torch, lpom
+X = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
+y = (X[:, 0] > 0).long()
+model = lpom.mlp([5, 8, 2], seed=0)
+result = lpom.fit(model, X, y, epochs=3, seed=0)
+print(result.history[-1].loss, lpom.evaluate(model, X, y), lpom.diagnose(model, X, y))
+lpom.lift(lpom.mlp([5, 8, 2], seed=0))(X).sum().backward()
+classifier = lpom.MLPClassifier((8,), max_iter=200, random_state=0).fit(X.numpy(), y.numpy())
+assert classifier.score(X.numpy(), y.numpy()) > 0.8
+lpom.MLPRegressor((8,), max_iter=300, random_state=0).fit(X.numpy(), X[:, 0].numpy())
+"""
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_says_which_extra_to_install():
+    done = run("from runpy import run_module; run_module('lpom', run_name='__main__')", "train")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "lpom[cli]" in done.stderr and "typer" in done.stderr
+
+
+def test_the_command_is_a_module_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "lpom", "--version"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout.startswith("lpom ")
