@@ -49,7 +49,10 @@ def mlp(
     modules: list[nn.Module] = []
     for i, (n_in, n_out) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
         # without torch's own start, which would draw from the global generator
-        linear = nn.Linear(int(n_in), int(n_out), bias, "meta", dtype).to_empty(device="cpu")
+        linear = nn.Linear(int(n_in), int(n_out), bias, "meta", dtype)
+        for name, parameter in list(linear.named_parameters()):
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+            setattr(linear, name, nn.Parameter(empty))
         act = last if i == len(sizes) - 2 else hidden
         gain = 1.0 if act.jumps else 1.0 / act.lipschitz
         nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)

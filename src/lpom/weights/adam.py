@@ -35,6 +35,11 @@ class Adam(torch.optim.Adam):
     def __init__(self, params: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
         super().__init__(params, lr=lr, fused=True)
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        # torch's own first loads its compiler, which takes longer than a small training
+        wrapped = torch.optim.Optimizer.add_param_group
+        getattr(wrapped, "__wrapped__", wrapped)(self, param_group)
+
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
             for group in self.param_groups:
