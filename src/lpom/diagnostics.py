@@ -94,7 +94,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         heads = "layer", "norm", "rho / tau", "rate", "gap", "KKT state", "KKT weight"
-        rows = [(*heads, "dead", "saturated")]
+        rows: list[tuple[str, ...]] = [(*heads, "dead", "saturated")]
         for i, a in enumerate(self.layers):
             numbers = a.norm, a.rho, a.rate, a.gap, a.state_residual, a.weight_residual
             shares = f"{a.dead:.1%}", f"{a.saturated:.1%}"
