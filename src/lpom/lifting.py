@@ -1,99 +1,94 @@
-r"""LPOM's step as a backward rule: for other people's loops, and models too dynamic to trace.
+r"""Lifting: LPOM's rule at every function of a model that bends, whoever wrote the model.
 
-One interleaved sweep is back-propagation in which every activation answers what comes down to it,
-
-.. math:: g \;\mapsto\; \mu' (\phi(z) - \phi(z - g / \mu')) \quad\text{in place of}\quad \phi'(z) g
-
-with :math:`\mu' = \mu` for the gradient of one sample. A loss that is a mean over m samples sends
-down one m-th of that, so :math:`\mu' = \mu / m`.
+The default step of LPOM is this. The model itself runs, and torch reports each call to a mode. What
+is affine in each of its tensors (layers, sums, products, views, choices) is an edge and stays
+torch's own. What bends is answered by the rule (`lpom.rule`) in place of a derivative.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from functools import lru_cache
-from types import FrameType
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils import checkpoint
 
-from lpom import activations
-from lpom.activations import Activation, Identity
 from lpom.activations.base import apply
+from lpom.audit import audit
+from lpom.bending import KNOWN, OPENED, ours
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import UntrainableError
-from lpom.graph.operations import AFFINE, CONSTANTS, SHAPES, call_name
-from lpom.graph.scans import MODES, Call, Scan, called
-from lpom.graph.written import FUNCTIONS, written_function
+from lpom.rule import Displacement, Rule, Weight
 
-#: Every function and method of torch that is an activation, or looks like one, by its name.
-_ACTIVATIONS: dict[Any, str] = {
-    getattr(owner, form): name
-    for name in activations.call_names()
-    for owner in (torch, torch.special, torch.nn.functional, Tensor)
-    for form in (name, f"{name}_", f"__{name}__")
-    if callable(getattr(owner, form, None))
-}
-#: Those that write over their input whatever they are given.
-_IN_PLACE = frozenset(f for f in _ACTIVATIONS if f.__name__.rstrip("_") + "_" == f.__name__)
-#: What is neither an activation nor in the tracer's table, but needs no remark.
-_PLAIN = frozenset(
-    "set requires_grad retain_grad backward cross_entropy nll_loss mse_loss data item tolist "
-    "binary_cross_entropy_with_logits setitem format repr type cpu cuda".split()
-)
-_SIMPLE = AFFINE | SHAPES | CONSTANTS | _PLAIN
+#: The displacement of "auto"; chosen on networks of many kinds, see docs/methods.md.
+AUTO = 0.01
 
 
 def lift(
     model: nn.Module,
-    mu: float = 20.0,
+    mu: float | None = None,
     *,
+    displacement: str | float | Mapping[str, float] = "auto",
+    sides: int | Mapping[str, int] = 2,
+    window: float = 2.0,
     reduction: str = "mean",
     batch_dims: int = 1,
-    width: float = 2.0,
     strict: bool = False,
 ) -> Lifted:
-    r"""The same module, with LPOM's rule in place of the derivative of every activation.
+    r"""The same module, with LPOM's rule in place of the derivative of every function that bends.
 
-    Any loop then trains it by LPOM. The weights stay those of ``model``; modules and functional
-    calls are lifted alike, whoever wrote the class they stand in, while the model runs.
+    Any loop then trains it by LPOM. The weights stay those of ``model``.
 
     Parameters
     ----------
     model : any torch module; it stays as it is, and `unlift` gives it back
-    mu : weight of every gap
+    mu : float, optional
+        Hold the weight of every gap, as the paper does, in place of the displacement.
+    displacement : "auto", a number, or a mapping
+        How far states move, in units of their spread (elements) or of their size (rows of a norm),
+        see `lpom.rule.Displacement`. A mapping goes from patterns to numbers, the first that fits:
+        names of functions (``"gelu"``), kinds (``"elementwise"``, ``"norm"``, ``"softmax"``,
+        ``"jump"``) or names of modules (``"encoder.*"``).
+    sides : 1, 2, or such a mapping
+        From how many sides functions are read.
+    window : float
+        Where a function jumps, it is read half a window from either side; the smaller of this and
+        one spread.
     reduction : {"mean", "sum"}
-        Whether the loss is averaged over the samples or added up.
+        Read only with ``mu``: whether the loss is averaged over the samples or added up.
     batch_dims : int
-        How many dimensions of the input are averaged over, from the first: 1 for a prediction per
-        sample, 2 for one at every step of (m, steps, ...).
-    width : float
-        Where an activation jumps, the state moves as if the jump were a ramp of this width.
+        Read only with ``mu``: how many dimensions of the first tensor are averaged over.
     strict : bool
-        Refuse what can't be lifted (GELU, SiLU, ...), when the model first runs into it. Else it
-        keeps its own derivative, and `Lifted.report` lists it.
+        Refuse what can't be lifted, when the model first runs into it. Else it keeps its own
+        derivative, and `Lifted.report` names it.
 
     Notes
     -----
-    Whatever the loss is multiplied by before ``backward()`` goes into the attribute ``scale``,
-    so that mu keeps its meaning: 1 / k with gradients accumulated over k batches of a mean loss,
-    ``scaler.get_scale()`` with mixed precision; with steps that a mask leaves out of the mean, the
-    number of all steps over the number of those that count.
+    With ``mu``, whatever the loss is multiplied by before ``backward()`` goes into the attribute
+    ``scale``: 1 / k with gradients accumulated over k batches, ``scaler.get_scale()`` with mixed
+    precision. A displacement needs nothing of the kind.
 
     Examples
     --------
-    >>> lifted = lift(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)))
+    >>> lifted = lift(nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 1)))
     >>> x = torch.randn(4, 2)
     >>> ((lifted(x) - x[:, :1]) ** 2).mean().backward()
     >>> print(lifted.report())
-    lifted: tanh (1)
+    lifted: gelu (1)
     """
     return Lifted(
-        unlift(model), mu, reduction=reduction, batch_dims=batch_dims, width=width, strict=strict
+        unlift(model),
+        mu,
+        displacement=displacement,
+        sides=sides,
+        window=window,
+        reduction=reduction,
+        batch_dims=batch_dims,
+        strict=strict,
     )
 
 
@@ -112,29 +107,35 @@ class Lifted(nn.Module):
     Attributes
     ----------
     module : the plain one
-    scale : what the loss is multiplied by before ``backward()``
+    scale : with ``mu``, what the loss is multiplied by before ``backward()``
     """
 
     def __init__(
         self,
         module: nn.Module,
-        mu: float = 20.0,
+        mu: float | None = None,
         *,
+        displacement: str | float | Mapping[str, float] = "auto",
+        sides: int | Mapping[str, int] = 2,
+        window: float = 2.0,
         reduction: str = "mean",
         batch_dims: int = 1,
-        width: float = 2.0,
         strict: bool = False,
     ) -> None:
         super().__init__()
-        check_number("mu", mu)
-        check_number("width", width)
+        if mu is not None:
+            check_number("mu", mu)
+        check_number("window", window)
         check_number("batch_dims", batch_dims, whole=True)
         check_choice("reduction", reduction, ("mean", "sum"))
         self.module = module
         self.mu, self.reduction, self.batch_dims = mu, reduction, batch_dims
-        self.width, self.strict, self.scale = width, strict, 1.0
+        self.displacement, self.sides, self.window = displacement, sides, window
+        self.strict, self.scale = strict, 1.0
+        self._plan = None if mu is not None else _Plan(displacement, sides, window)
         self._lifted: dict[str, int] = {}
         self._kept: dict[str, str] = {}
+        self._audited = False
         self.register_state_dict_post_hook(_without_prefix)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
@@ -146,23 +147,34 @@ class Lifted(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return self.module(*args, **kwargs)
-        self._lifted, self._kept = {}, {}
-        rule = _Lifting(self._strength(args, kwargs), self.width, self._lifted, self._kept)
-        with rule:
+        if self._plan is None:
+            mode = Lifting(Weight(self._strength(args, kwargs), self.window), None)
+        else:
+            mode = Lifting(self._plan.rule, self._plan if self._plan.varies else None)
+        if torch.compiler.is_compiling():
+            with mode:
+                return self.module(*args, **kwargs)
+        with mode, _following(self.module, mode):
             outputs = self.module(*args, **kwargs)
-        if self.strict and self._kept:
-            name, reason = next(iter(self._kept.items()))
-            raise UntrainableError(
-                f"{name} can't be lifted: {reason} With strict=False it keeps its own derivative."
-            )
+        self._lifted = mode.lifted
+        if not self._audited:  # the graph of autograd is looked at once
+            self._kept, self._audited = audit(outputs), True
+            if self.strict and self._kept:
+                name, reason = next(iter(self._kept.items()))
+                self._audited = False
+                raise UntrainableError(
+                    f"{name} can't be lifted: {reason}. With strict=False it keeps its own "
+                    "derivative."
+                )
         return outputs
 
     def report(self) -> str:
         """What the last pass with gradients lifted, and what kept its own derivative and why.
 
-        A pass that torch.compile has made its own leaves no report.
+        The latter is read off autograd's graph of the first pass. A pass that torch.compile has
+        made its own leaves no report.
         """
-        if not self._lifted and not self._kept:
+        if not self._audited:
             return "nothing lifted yet: call the model on a batch first"
         done = [f"{name} ({count})" for name, count in self._lifted.items()]
         lines = [f"lifted: {', '.join(done) or 'nothing'}"]
@@ -170,6 +182,8 @@ class Lifted(nn.Module):
         return "\n".join(lines)
 
     def extra_repr(self) -> str:
+        if self.mu is None:
+            return f"displacement={self.displacement!r}, sides={self.sides!r}"
         return f"mu={self.mu:g}, reduction={self.reduction!r}, scale={self.scale:g}"
 
     def __getattr__(self, name: str) -> Any:
@@ -181,7 +195,8 @@ class Lifted(nn.Module):
             return getattr(self.module, name)
 
     def _strength(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> float:
-        """mu', which weighs the gap of a gradient as it comes down."""
+        """The weight of a gap in the units of the gradient as it comes down."""
+        assert self.mu is not None
         if self.reduction == "sum":
             return self.mu * self.scale
         for given in (*args, *kwargs.values()):
@@ -189,197 +204,140 @@ class Lifted(nn.Module):
                 given = given.batch_sizes[0] if self.batch_dims == 1 else given.data
                 return self.mu * self.scale / (int(given) if given.ndim == 0 else len(given))
             if isinstance(given, Tensor) and given.ndim >= self.batch_dims:
-                count = 1
-                for size in given.shape[: self.batch_dims]:
-                    count *= size
-                return self.mu * self.scale / count
+                return self.mu * self.scale / math.prod(given.shape[: self.batch_dims])
         raise TypeError(
-            "a lifted model takes the size of the batch from its first tensor, but it was called "
-            "without any; give it one, or lift with reduction='sum'."
+            "with mu= a lifted model takes the size of the batch from its first tensor, but it was "
+            "called without any; give it one, or lift with reduction='sum'."
         )
 
 
-class _Lifting(TorchFunctionMode):
-    """While it is on, activations are lifted, and what has activations inside is written out."""
+class _Plan:
+    """Which displacement a function has, by its name, its kind or the module it stands in."""
 
-    def __init__(
-        self, strength: float, width: float, lifted: dict[str, int], kept: dict[str, str]
-    ) -> None:
+    def __init__(self, size: Any, sides: Any, window: float) -> None:
+        self.sizes = dict(size) if isinstance(size, Mapping) else {"*": size}
+        self.sides = dict(sides) if isinstance(sides, Mapping) else {"*": sides}
+        self.window = window
+        self.varies = isinstance(size, Mapping) or isinstance(sides, Mapping)
+        for value in self.sizes.values():
+            for number in self.sides.values():  # says what is wrong with them
+                Displacement(_size(value), number, window)
+        self.rule = Displacement(_size(self.sizes.get("*", "auto")), self.sides.get("*", 2), window)
+
+    def rule_of(self, *names: str) -> Rule:
+        """The first pattern that fits one of the names."""
+        size = next((v for p, v in self.sizes.items() if _fits(p, names)), "auto")
+        sides = next((v for p, v in self.sides.items() if _fits(p, names)), 2)
+        return Displacement(_size(size), sides, self.window)
+
+
+def _fits(pattern: str, names: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names)
+
+
+def _size(value: Any) -> float:
+    if isinstance(value, str) and value != "auto":
+        raise ValueError(
+            f"displacement must be 'auto', a number, or a mapping to numbers, got {value!r}."
+        )
+    return AUTO if value == "auto" else value
+
+
+@contextmanager
+def _following(model: nn.Module, mode: Lifting) -> Iterator[None]:
+    """Let the mode know which module is running, where its rule depends on that."""
+    if mode.plan is None:
+        yield
+        return
+    handles = []
+    for name, module in model.named_modules():
+
+        def enter(module: nn.Module, args: Any, name: str = name) -> None:
+            mode.modules.append(name)
+
+        def leave(module: nn.Module, args: Any, outputs: Any) -> None:
+            mode.modules.pop()
+
+        handles += [
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Lifting(TorchFunctionMode):
+    """While it is on, what bends is answered by the rule; all else is called as it is."""
+
+    def __init__(self, rule: Rule, plan: _Plan | None) -> None:
         super().__init__()
-        self.strength, self.width = strength, width
-        self.lifted, self.kept = lifted, kept
+        self.rule, self.plan = rule, plan
+        self.lifted: dict[str, int] = {}
+        self.modules: list[str] = []
+        self.hooks = None if torch.compiler.is_compiling() else _saving_hooks()
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if not torch.compiler.is_compiling() and _is_simple(func):
-            return func(*args, **(kwargs or {}))
-        named = dict(kwargs or {})
-        if not torch.compiler.is_compiling():
-            _check_recomputing()
+        kwargs = kwargs or {}
         if func is apply:
-            return self._answer(args[1], args[0])
-        scanned = None if named else called(func, args)
-        if scanned is not None:
-            return self._scan(scanned)
-        written = written_function(func, args, named)
-        if written is not None:
-            with self:
-                return written(*args, **named)
-        z = args[0] if args else named.get("input")
-        if not isinstance(z, Tensor) or not z.requires_grad:
-            return func(*args, **named)
-        name = _ACTIVATIONS.get(func)
-        if name is None:
-            outputs = func(*args, **named)
-            if not torch.compiler.is_compiling():
-                self._remark(call_name(func), outputs)
-            return outputs
-        activation = _activation(name, args[1:], named)
-        if not isinstance(activation, Activation):
-            self.kept.setdefault(name, activation)
-            return func(*args, **named)
-        for option in (*args[1:], *named.values()):
-            if isinstance(option, torch.dtype):
-                z = z.to(option)
-        if func in _IN_PLACE or named.get("inplace"):
-            return z.copy_(self._answer(z.clone(), activation))
-        return self._answer(z, activation)
+            return ours(self, *args)
+        known = KNOWN.get(getattr(func, "__name__", ""))
+        if known is None:
+            written = OPENED.get(func)
+            if written is not None and _differentiates(args, kwargs):
+                with self:
+                    return written(*args, **kwargs)
+            if func is Tensor.unflatten:  # a call of super(), which torch.compile can't follow
+                func = torch.unflatten
+            return func(*args, **kwargs)
+        if not _differentiates(args, kwargs):
+            return func(*args, **kwargs)
+        handler, name = known
+        return handler(self, func, name, args, kwargs)
 
-    def _remark(self, name: str, outputs: Any) -> None:
-        """Note what bends the network and is not lifted."""
-        if name not in _SIMPLE and isinstance(outputs, Tensor) and outputs.requires_grad:
-            self.kept.setdefault(name, _UNKNOWN)
-
-    def _answer(self, z: Tensor, activation: Activation) -> Tensor:
-        if not z.requires_grad or isinstance(activation, Identity):
-            return activation.phi(z)
-        if not torch.compiler.is_compiling():
-            self.lifted[activation.name] = self.lifted.get(activation.name, 0) + 1
-        answered = _Answer.apply(z, activation, self.strength, self.width)  # type: ignore[no-untyped-call]
-        return answered  # type: ignore[no-any-return]
-
-    def _scan(self, call: Call) -> tuple[Tensor, ...]:
-        for name, count in call.scan.cell.calls.items():
-            self.lifted[name] = self.lifted.get(name, 0) + count * call.n_steps
-        x = call.x.transpose(0, 1) if call.batch_first else call.x
-        n_start = len(call.start)
-        outputs, *ends = _Scanned.apply(  # type: ignore[no-untyped-call]
-            call.scan, self.strength, n_start, x, *call.start, *call.weights
-        )
-        return outputs.transpose(0, 1) if call.batch_first else outputs, *ends
+    def rule_for(self, name: str, kind: str) -> Rule:
+        """The rule of a function, which is counted."""
+        if torch.compiler.is_compiling():
+            return self.rule if self.plan is None else self.plan.rule_of(name, kind)
+        _check_recomputing(self.hooks)
+        self.lifted[name] = self.lifted.get(name, 0) + 1
+        return self.rule if self.plan is None else self.plan.rule_of(name, kind, *self.modules[-1:])
 
 
-def _check_recomputing() -> None:
+def _differentiates(args: Any, kwargs: Any) -> bool:
+    """Whether a gradient will come back through the call."""
+    if not torch.is_grad_enabled():
+        return False
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                return True
+        elif isinstance(value, list | tuple):
+            if any(isinstance(v, Tensor) and v.requires_grad for v in value):
+                return True
+    return False
+
+
+def _saving_hooks() -> Any:
+    """What handles the tensors that autograd keeps, if anything does: checkpointing, say."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
+def _check_recomputing(outside: Any) -> None:
     """Raise where the model has a part of itself run again on the way back: unlifted, there."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code is not Lifted.forward.__code__:
-        if frame.f_code.co_filename == checkpoint.__file__:
-            raise UntrainableError(
-                "the lifted model calls torch.utils.checkpoint, which runs a part of it again in "
-                "backward(), where nothing is lifted: its gradients would be wrong. Turn "
-                "activation checkpointing off, or lift the part inside, "
-                "checkpoint(lpom.lift(part), x)."
-            )
-        frame = frame.f_back
-
-
-@lru_cache(maxsize=256)
-def _is_simple(func: Any) -> bool:
-    """Whether any call of it is neither an activation nor made of some, nor needs a remark."""
-    known = func is apply or func in _ACTIVATIONS or func in MODES or func in FUNCTIONS
-    return not known and call_name(func) in _SIMPLE
-
-
-_UNKNOWN = "lpom knows it neither as affine nor as an activation."
-
-
-def _activation(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Activation | str:
-    """What a call computes, or why that is not to be lifted."""
-    options = {k: _fixed(v) for k, v in kwargs.items() if k not in ("input", "dtype")}
-    rest = tuple(_fixed(a) for a in args if not isinstance(a, torch.dtype))
-    if any(isinstance(a, Tensor) for a in (*rest, *options.values())):
-        return _UNKNOWN
-    if torch.compiler.is_compiling():  # it looks into functions, not into caches
-        return _found(name, rest, tuple(options.items()))
-    return _cached(name, rest, tuple(options.items()))
-
-
-def _found(
-    name: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
-) -> Activation | str:
-    try:
-        return activations.from_call(name, args, dict(kwargs)) or _UNKNOWN
-    except ValueError as error:
-        return str(error)
-
-
-_cached = lru_cache(maxsize=256)(_found)
-
-
-def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-class _Answer(torch.autograd.Function):
-    r""":math:`\phi(z)`; backwards :math:`\mu' (\phi(z) - \phi(z - g / \mu'))`.
-
-    In half precision the difference of two near numbers would be lost, so it is taken in float32.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, activation: Activation, strength: float, width: float
-    ) -> Tensor:
-        x = activation.phi(z)
-        half = z.dtype in (torch.float16, torch.bfloat16)
-        # others know the difference without its terms, or can't take this one
-        known = not (half or activation.jumps) and activation.subtracts
-        ctx.save_for_backward(z, x if known else None)
-        ctx.activation, ctx.strength, ctx.width = activation, strength, width
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
-        z, x = ctx.saved_tensors
-        wide = z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
-        soft = ctx.activation.smoothed(ctx.width)
-        answer = soft.answer(wide, g.to(wide.dtype), ctx.strength, said=x)
-        return answer.to(z.dtype), None, None, None
-
-
-class _Scanned(torch.autograd.Function):
-    """Recurrent layers over all steps, each of their activations answering as in `_Answer`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, scan: Scan, strength: float, n_start: int, x: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        outputs, ends, ctx.memory = scan.forward(x, tensors[:n_start], tensors[n_start:])
-        ctx.scan, ctx.strength, ctx.n_start = scan, strength, n_start
-        ctx.save_for_backward(x, outputs, *tensors)  # the outputs, so that nobody writes over them
-        ctx.set_materialize_grads(False)
-        return outputs, *ends
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        scan, strength, (x, outputs, *tensors) = ctx.scan, ctx.strength, ctx.saved_tensors
-        start, weights = tensors[: ctx.n_start], tensors[ctx.n_start :]
-        memory, ctx.memory = ctx.memory, None
-        if memory is None:  # carried back once more: what was known is written over
-            memory = scan.forward(x, start, weights)[2]
-        g, *ends = gradients
-        if g is None:  # the ends alone were used
-            g = x.new_zeros(()).expand(outputs.shape)
-        ends = [None if end is None else end / strength for end in ends]
-        down = ctx.needs_input_grad[3]
-        below, starts = scan.backward(memory, g, ends, down=down, share=1 / strength)
-        found: list[Tensor | None] = [None] * len(weights)
-        wanted = ctx.needs_input_grad[4 + ctx.n_start :]
-        for k, part in scan.gradients(memory, wanted, share=strength):
-            found[k] = part.clone(memory_format=torch.contiguous_format)  # nobody else's memory
-        answers = (below, *(starts or [None] * len(start)))
-        return None, None, None, *(None if a is None else a * strength for a in answers), *found
+    hooks = _saving_hooks()
+    if hooks == outside:
+        return
+    if hooks is not None and hooks[0].__module__ == "torch.utils.checkpoint":
+        raise UntrainableError(
+            "the lifted model calls torch.utils.checkpoint, which runs a part of it again in "
+            "backward(), where nothing is lifted: its gradients would be wrong. Turn activation "
+            "checkpointing off, or lift the part inside, checkpoint(lpom.lift(part), x)."
+        )
 
 
 def _without_prefix(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:

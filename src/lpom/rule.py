@@ -1,0 +1,413 @@
+r"""The rule: what a function answers to the gradient that comes down to it.
+
+Back-propagation multiplies by a derivative, :math:`g \mapsto \phi'(z) g`. LPOM moves the state
+against the gradient and reads the function where it has moved to,
+
+.. math:: g \;\mapsto\; w\,(\phi(z) - \phi(z - p)), \qquad p = g / w,
+
+which is one interleaved sweep of block coordinate descent with a gap of weight w (eqs. 25 and 28).
+The weight may be any positive number, also another one for each unit and sample. So there are two
+ways to choose it. `Displacement` holds how far a state moves, :math:`|p| = d`, so
+:math:`w = |g| / d`; from both sides it is :math:`g\,(\phi(z + d) - \phi(z - d)) / (2 d)`.
+`Weight` holds :math:`w = \mu`, as the paper does. Either way phi is only asked for values, and may
+be any function.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from lpom.checks import check_number
+from lpom.settings import Settings
+
+Phi = Callable[..., Tensor]
+#: Entries of a state from which its spread is measured, at most.
+SAMPLE = 1 << 14
+
+
+class Move(NamedTuple):
+    """Where phi is read for one answer, ``z - pull`` and ``z + pull`` or z, and its weight."""
+
+    pull: Tensor
+    weight: Tensor | float
+    sides: int
+
+    def answer(self, phi: Phi, z: Tensor, x: Tensor | None = None) -> Tensor:
+        """``weight * (phi(z + pull) - phi(z - pull))``, from one side with z for ``z + pull``.
+
+        ``x`` is phi(z), where that is at hand.
+        """
+        if self.sides == 2:
+            high = phi(z + self.pull)
+        else:
+            high = phi(z) if x is None else x
+        return self.weight * (high - phi(z - self.pull))
+
+
+class Rule(ABC):
+    """How far states move; see `Displacement` and `Weight`."""
+
+    @abstractmethod
+    def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
+        """Of a function of single elements; no element moves further than its ``room``."""
+
+    @abstractmethod
+    def rows(self, g: Tensor, size: Tensor | float) -> Move:
+        """Of a function of whole rows, along the last dimension, each of such a ``size``.
+
+        The entries of a row are coupled, so a row moves along its gradient and has one weight.
+        """
+
+    @abstractmethod
+    def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
+        """The answer of an activation that jumps."""
+
+
+@final
+@dataclass(frozen=True)
+class Displacement(Rule, Settings):
+    r"""Hold how far a state moves.
+
+    Parameters
+    ----------
+    size : float
+        Elements move by ``size * min(spread, 1)``, where the spread is the standard deviation of
+        the whole tensor; a row moves by ``size`` times its norm, or ``size`` for a softmax.
+    sides : {1, 2}
+        Two sides have no bias of first order and need one more reading: the error is of second
+        order in the displacement. One side reads ``z`` and ``z - p``.
+    window : float
+        Where a function jumps the two sides are half a window from z, that of the smaller of
+        ``window`` and one spread; this is straight-through with a window.
+    """
+
+    size: float = 0.01
+    sides: int = 2
+    window: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number("displacement", self.size)
+        check_number("window", self.window)
+        if self.sides not in (1, 2):
+            raise ValueError(f"sides must be 1 or 2, got {self.sides!r}.")
+
+    def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
+        d = self.size * spread(z)
+        if room is not None:
+            d = torch.minimum(d, self.size * room).clamp_min(torch.finfo(z.dtype).tiny ** 0.5)
+        if self.sides == 2:
+            return Move(d, g / (2 * d), 2)
+        return Move(d * g.sign(), g.abs() / d, 1)
+
+    def rows(self, g: Tensor, size: Tensor | float) -> Move:
+        tiny = torch.finfo(g.dtype).tiny ** 0.75
+        length = torch.linalg.vector_norm(g, dim=-1, keepdim=True).clamp_min(tiny)
+        share = self.size * size / length
+        return Move(share * g, 1 / (self.sides * share), self.sides)
+
+    def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
+        d = 0.5 * (spread(z, self.window) if self.window else spread(z))
+        if activation.elementwise:
+            return Move(d, g / (2 * d), 2).answer(activation.phi, z)
+        soft = activation.smoothed(2 * float(d))
+        return self.rows(g, float(d)).answer(soft.phi, z)
+
+
+@final
+@dataclass(frozen=True)
+class Weight(Rule, Settings):
+    r"""Hold the weight of the gap: ``mu (phi(z) - phi(z - g / mu))``, with g as it comes down."""
+
+    mu: float = 20.0
+    window: float = 2.0
+
+    def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
+        return Move(g / self.mu, self.mu, 1)
+
+    def rows(self, g: Tensor, size: Tensor | float) -> Move:
+        return Move(g / self.mu, self.mu, 1)
+
+    def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
+        return self.elementwise(z, g).answer(activation.smoothed(self.window).phi, z)
+
+
+def spread(z: Tensor, most: float = 1.0) -> Tensor:
+    """The standard deviation of a tensor, at most ``most``; from a sample where it is large.
+
+    It is never so small that a displacement of a thousandth would drown in rounding.
+    """
+    flat = z.flatten() if z.is_contiguous() else z.reshape(-1)
+    n = flat.numel()
+    if n < 2:
+        return z.new_full((), most)
+    if n > SAMPLE:  # an odd step, so that no column of a picture is always met
+        flat = flat[:: (n // SAMPLE) | 1]
+    deviation, mean = torch.std_mean(flat)
+    info = torch.finfo(z.dtype)
+    rounding = 1e4 * info.eps * torch.hypot(deviation, mean) + info.tiny**0.25
+    return deviation.clamp_max(most).maximum(rounding)
+
+
+# Functions of single elements
+
+
+class Pointwise(torch.autograd.Function):
+    """``phi(*tensors)``, elementwise in each; backwards each tensor is answered by the rule.
+
+    ``room(z)`` is how far the first tensor may move towards where phi ends (0 for a logarithm).
+    In half precision differences are taken in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, phi: Phi, rule: Rule, room: Phi | None, *tensors: Tensor) -> Tensor:
+        ctx.save_for_backward(*tensors)
+        ctx.phi, ctx.rule, ctx.room = phi, rule, room
+        return phi(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            return None, None, None, *derivative(ctx.phi, tensors, wanted, g)
+        wide = [widened(t) for t in tensors]
+        g = g.to(torch.promote_types(g.dtype, wide[0].dtype))
+        answers: list[Tensor | None] = []
+        for k, (z, kept) in enumerate(zip(wide, tensors, strict=True)):
+            if not wanted[k]:
+                answers.append(None)
+                continue
+            z, g_k = torch.broadcast_tensors(z, g)
+            room = ctx.room(z) if ctx.room is not None and k == 0 else None
+            move = ctx.rule.elementwise(z, g_k, room)
+
+            def phi(moved: Tensor, k: int = k) -> Tensor:
+                return ctx.phi(*wide[:k], moved, *wide[k + 1 :])  # type: ignore[no-any-return]
+
+            answers.append(move.answer(phi, z).sum_to_size(kept.shape).to(kept.dtype))
+        return None, None, None, *answers
+
+
+class ReLU(torch.autograd.Function):
+    """The rectifier, whose difference has a form of its own without rounding and in fewer passes:
+    from two sides a ramp, ``g * clamp(z / (2 d) + 1/2, 0, 1)``.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, rule: Rule) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.rule = rule
+        return z.relu()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return g * (kept > 0), None
+        z = widened(kept)
+        rule = ctx.rule
+        if isinstance(rule, Displacement) and rule.sides == 2:
+            d = rule.size * spread(z)
+            answer = z.mul(0.5 / d).add_(0.5).clamp_(0, 1).mul_(g)
+        else:
+            pull, weight, _ = rule.elementwise(z, g)
+            answer = weight * torch.where(z > 0, torch.minimum(pull, z), (pull - z).clamp_max(0))
+        return answer.to(kept.dtype), None
+
+
+class Jump(torch.autograd.Function):
+    """An activation of ours that jumps, or one that knows how it is to be read."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, activation: Any, rule: Rule) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.activation, ctx.rule = activation, rule
+        return activation.phi(z)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        z = widened(kept)
+        return ctx.rule.jump(ctx.activation, z, g.to(z.dtype)).to(kept.dtype), None, None
+
+
+# Functions of rows
+
+
+class Rows(torch.autograd.Function):
+    """A gradient of a convex function of rows along the last dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, phi: Phi, rule: Rule) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.phi, ctx.rule = phi, rule
+        return phi(z)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
+        (kept,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return derivative(ctx.phi, (kept,), (True,), g)[0], None, None
+        z = widened(kept)
+        size = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+        size = size.clamp(torch.finfo(z.dtype).eps, z.shape[-1] ** 0.5)
+        answer = ctx.rule.rows(g.to(z.dtype), size).answer(ctx.phi, z)
+        return answer.to(kept.dtype), None, None
+
+
+class Softmax(torch.autograd.Function):
+    """Softmax along the last dimension. Its values at a moved row follow from those at hand."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, rule: Rule, dtype: torch.dtype | None) -> Tensor:
+        x = torch.softmax(z, -1, dtype=dtype)
+        ctx.save_for_backward(x)
+        ctx.rule, ctx.dtype = rule, z.dtype
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (kept,) = ctx.saved_tensors
+        x = widened(kept)
+        g = g.to(x.dtype)
+        if torch.is_grad_enabled():
+            answer = x * (g - (g * x).sum(-1, keepdim=True))
+        else:
+            answer = softmax_answer(x, g, ctx.rule)
+        return answer.to(ctx.dtype), None, None
+
+
+def softmax_answer(x: Tensor, g: Tensor, rule: Rule) -> Tensor:
+    r"""The rule for ``x = softmax(z)``, from x alone.
+
+    With :math:`b = e^{-p} - 1` and :math:`\bar b = \langle x, b \rangle` the softmax at
+    :math:`z - p` is :math:`x (1 + b) / (1 + \bar b)`, so no near numbers are subtracted.
+    """
+    pull, weight, sides = rule.rows(g.masked_fill(x == 0, 0), 1.0)  # of what is not masked
+    if sides == 1:
+        pull = pull - pull.amin(-1, keepdim=True)  # which changes nothing, and keeps exp below 1
+    low = torch.expm1(-pull)
+    mean = (x * low).sum(-1, keepdim=True)
+    answer = (mean - low) / (1 + mean)
+    if sides == 2:
+        high = torch.expm1(pull)
+        mean = (x * high).sum(-1, keepdim=True)
+        answer += (high - mean) / (1 + mean)
+    return weight * x * answer
+
+
+class Norm(torch.autograd.Function):
+    r"""Rows of one size, :math:`\sqrt n\, z / \sqrt{|z|^2 + n \epsilon}`, centred or not, scaled.
+
+    Its values at a moved row follow from three sums over the row. A scale and a shift, one number
+    for each entry of a row, belong to the edge above.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        centred: bool,
+        rule: Rule,
+    ) -> Tensor:
+        ctx.save_for_backward(z, weight)
+        ctx.eps, ctx.centred, ctx.rule, ctx.shifted = eps, centred, rule, bias is not None
+        return norm(z, weight, bias, eps, centred)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        kept, scale = ctx.saved_tensors
+        wanted = (True, scale is not None, ctx.shifted)
+        if torch.is_grad_enabled():
+            bias = torch.zeros_like(scale) if ctx.shifted else None
+
+            def phi(z: Tensor, *affine: Tensor) -> Tensor:
+                return norm(z, *_padded(affine, scale, bias), ctx.eps, ctx.centred)
+
+            given = [t for t in (scale, bias) if t is not None]
+            found = iter(derivative(phi, (kept, *given), (True,) * (1 + len(given)), g))
+            return *(next(found) if w else None for w in wanted), None, None, None
+        z = widened(kept)
+        g, n = g.to(z.dtype), z.shape[-1]
+        if ctx.centred:
+            z = z - z.mean(-1, keepdim=True)
+        size = (z.square().sum(-1, keepdim=True) + n * ctx.eps).sqrt()
+        shift = g.reshape(-1, n).sum(0).to(kept.dtype) if ctx.shifted else None
+        grad = None
+        if scale is not None:
+            grad = (g * z * (n**0.5 / size)).reshape(-1, n).sum(0).to(scale.dtype)
+            g = g * scale
+        if ctx.centred:
+            g = g - g.mean(-1, keepdim=True)
+        answer = norm_answer(z, g, size, ctx.rule)
+        return answer.to(kept.dtype), grad, shift, None, None, None
+
+
+def _padded(
+    given: Sequence[Tensor], scale: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    left = list(given)
+    return (None if scale is None else left.pop(0)), (None if bias is None else left.pop(0))
+
+
+def norm(
+    z: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+) -> Tensor:
+    """Layer norm or RMS norm over the last dimension, by torch's own functions."""
+    n = z.shape[-1:]
+    if centred:
+        return torch.nn.functional.layer_norm(z, n, weight, bias, eps)
+    x = torch.nn.functional.rms_norm(z, n, weight, eps)
+    return x if bias is None else x + bias
+
+
+def norm_answer(z: Tensor, g: Tensor, size: Tensor, rule: Rule) -> Tensor:
+    r"""The rule for rows ``z`` (centred, if they are) of norm ``size``, from three sums.
+
+    A row moved by s g has the squared norm :math:`size^2 + 2 s \langle z, g \rangle + s^2 |g|^2`.
+    """
+    n = z.shape[-1] ** 0.5
+    along, length = (z * g).sum(-1, keepdim=True), g.square().sum(-1, keepdim=True)
+    move = rule.rows(g.detach(), size)
+    sides = move.sides
+    # how far along g: pull = share * g, and weight = 1 / (sides * share)
+    share = 1 / (sides * move.weight)
+    moved = size.square() + share * (share * length)  # in this order, as a row may have g = 0
+    least = torch.finfo(z.dtype).tiny ** 0.5
+    low = (moved - 2 * share * along).clamp_min(least).sqrt()
+    if sides == 2:
+        high = (moved + 2 * share * along).clamp_min(least).sqrt()
+        along_z, along_g = -2 * along / ((high + low) * high * low), (1 / high + 1 / low) / 2
+    else:
+        along_z, along_g = (share * length - 2 * along) / ((low + size) * size * low), 1 / low
+    answer: Tensor = z * (n * along_z) + g * (n * along_g)
+    return answer
+
+
+def derivative(
+    phi: Phi, tensors: Sequence[Tensor], wanted: Sequence[bool], g: Tensor
+) -> list[Tensor | None]:
+    """Autograd's own answer, for whoever asks for a derivative of the derivative."""
+    with torch.enable_grad():
+        leaves = [
+            t if t.requires_grad else t.detach().requires_grad_(w)
+            for t, w in zip(tensors, wanted, strict=True)
+        ]
+        out = phi(*leaves)
+        asked = [t for t, w in zip(leaves, wanted, strict=True) if w]
+        found = iter(torch.autograd.grad(out, asked, g, create_graph=True, allow_unused=True))
+    return [next(found) if w else None for w in wanted]
+
+
+def widened(z: Tensor) -> Tensor:
+    """In half precision the difference of two near numbers would be lost."""
+    return z.float() if z.dtype in (torch.float16, torch.bfloat16) else z
