@@ -13,7 +13,7 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
 
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError
-from lpom.tables import (
+from lpom.tables.old import (
     Classes,
     ColumnPlan,
     Features,
@@ -24,9 +24,9 @@ from lpom.tables import (
     fit_target,
     target_from_json,
 )
-from lpom.tables.dates import DateFormat, date_format
-from lpom.tables.numbers import NumberFormat, number_format
-from lpom.tables.scores import always, class_scores, majority, number_scores
+from lpom.tables.old.dates import DateFormat, date_format
+from lpom.tables.old.numbers import NumberFormat, number_format
+from lpom.tables.old.scores import always, class_scores, majority, number_scores
 
 TABLE = pd.DataFrame(
     {

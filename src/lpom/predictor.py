@@ -17,10 +17,10 @@ from lpom.estimators.saved import describe, restore
 from lpom.exceptions import DataError, ModelFileError
 from lpom.pictures import PictureClassifier, Pixels
 from lpom.preparation import Reading
-from lpom.tables import Classes, Features, Target, target_from_json
-from lpom.tables.columns import Array
+from lpom.tables.old import Classes, Features, Target, target_from_json
 from lpom.tables.plan import named
 from lpom.tables.scores import class_scores, label_scores, number_scores
+from lpom.tables.values import Array
 from lpom.training.history import History
 
 

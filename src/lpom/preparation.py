@@ -17,9 +17,9 @@ from lpom.datasets.files import STDIN
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import checksum
-from lpom.tables import Classes, Features, Locale, Quantity, Target, fit_target
-from lpom.tables.columns import listed
+from lpom.tables.old import Classes, Features, Locale, Quantity, Target, fit_target
 from lpom.tables.plan import ColumnPlan, named
+from lpom.tables.values import listed
 from lpom.training.randomness import as_seed
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from lpom.pictures import PictureClassifier, prepare_pictures
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared, prepare
 from lpom.settings import Settings as SettingsOf
-from lpom.tables import Classes, Target
+from lpom.tables.old import Classes, Target
 from lpom.tables.scores import always, majority
 from lpom.training import Callback, Checkpoint, Result
 from lpom.training.history import History

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lpom.datasets import read_table
 from lpom.exceptions import DataError
-from lpom.tables.numbers import NumberFormat
+from lpom.tables.old.numbers import NumberFormat
 
 FRAME = pd.DataFrame(
     {"length": [1.5, 2.5, 3.5], "colour": ["red", "blue", "red"], "kind": ["a", "b", "a"]}

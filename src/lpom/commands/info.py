@@ -20,7 +20,7 @@ from lpom.exceptions import CheckpointError, ModelFileError
 from lpom.folders import CHECKPOINT, MODEL, begun, begun_folder, read_begun
 from lpom.runs import Run, network_text
 from lpom.settings import settings_text
-from lpom.tables import Classes, Features, Target
+from lpom.tables.old import Classes, Features, Target
 
 
 def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:

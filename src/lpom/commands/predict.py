@@ -17,7 +17,7 @@ from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
 from lpom.predictor import Predictor
 from lpom.runs import load
-from lpom.tables.columns import Array
+from lpom.tables.values import Array
 
 
 def predict(

@@ -1,24 +1,21 @@
-"""A table as a learning task: columns become inputs, some the target, outputs answers.
+"""Tables as they come: columns to inputs of a network (`TableEncoder`), and what is predicted."""
 
-Everything learnt from a table is plain state that goes to JSON and back exactly, so that a model
-file can hold it.
-"""
+from __future__ import annotations
 
-from lpom.tables.columns import Column, Locale
-from lpom.tables.features import Features, TableEncoder
-from lpom.tables.plan import ColumnPlan
-from lpom.tables.targets import Classes, Quantity, Several, Target, fit_target, target_from_json
+from typing import Any
 
-__all__ = [
-    "Classes",
-    "Column",
-    "ColumnPlan",
-    "Features",
-    "Locale",
-    "Quantity",
-    "Several",
-    "TableEncoder",
-    "Target",
-    "fit_target",
-    "target_from_json",
-]
+from lpom.tables.encoder import TableEncoder
+from lpom.tables.target import Target
+
+__all__ = ["TableEncoder", "Target"]
+
+_OLD = ("Classes", "ColumnPlan", "Features", "Locale", "Quantity", "Several", "fit_target",
+        "target_from_json", "Column")  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OLD:
+        from lpom.tables import old
+
+        return getattr(old, name)
+    raise AttributeError(name)

@@ -1,113 +1,331 @@
-"""What a column of a table holds, told from its values, and how it is read."""
+"""What a column of a table is, told from its values, and how it is read and encoded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, final
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
-from pandas.api import types
 
 from lpom.exceptions import DataError
-from lpom.tables.dates import DateFormat, date_format
+from lpom.tables.dates import DateFormat, cycles_of, cyclic, date_format
+from lpom.tables.encodings import Pieces, Scaling, share_words
 from lpom.tables.numbers import NumberFormat, is_missing, number_format
+from lpom.tables.values import Array, Texts, Values, listed, rows
 
-Array = NDArray[Any]
-
-KINDS = ("number", "yes/no", "category", "date", "dropped")
 FEW = 20  # as many categories or classes are always fine; more must be few beside the rows
-MOST = 30  # categories of a column with inputs of their own
-SHOWN = 8  # names or values that a message lists
-OTHER = "(other)"  # all categories too rare for an input of their own
+ENOUGH = 3  # rows of a category among many, for an input of its own
+OTHER = "(other)"  # all categories without an input of their own
 MISSING = "(missing)"
-NAMELESS = "column 1"  # a first column without a name: where pandas writes its row numbers
 
 _NUMBERS = 0.9  # share of texts that must be numbers for a column of numbers
-_ENOUGH = 3  # rows of a category among many, for an input of its own
 _ROWS = 20  # from so many rows on, values that all differ tell something
+_ALL_RARE = 10  # rows whose category is rare in all of them
+_OTHERS = 0.05  # of the rows: so many rare categories are looked into
+_FAR = 10.0  # times the spread of training
 _IDENTIFIER = re.compile(
     r"(^|[_\W])(?i:id|key|index|nr|no|uuid|guid)$|[a-z](Id|ID|Key|Nr|No|Index)$"
 )
-_YES_NO = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "t": 1.0, "f": 0.0, "y": 1.0, "n": 0.0}
-_AS_FLAG = _YES_NO | {"1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_NAMELESS = ("column 1", "Unnamed: 0", "rownames", "row.names")  # where row numbers are written
+YES_NO = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "t": 1.0, "f": 0.0, "y": 1.0, "n": 0.0}
+_AS_FLAG = YES_NO | {"1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 
 
 @final
 @dataclass(frozen=True)
-class Column:
-    """One column: its kind, how it is read, and what is to be said about it.
-
-    Attributes
-    ----------
-    why : why it was dropped, or what else a reader of the plan should know
-    number, date : how texts are read
-    values : the categories with an input of their own, MISSING and OTHER among them if they have
-    missing : rows without a value among those it was decided from
-    """
-
-    name: str
-    kind: str
-    why: str = ""
-    number: NumberFormat | None = None
-    date: DateFormat | None = None
-    values: tuple[str, ...] = ()
-    missing: int = 0
-
-    @property
-    def is_numeric(self) -> bool:
-        return self.kind in ("number", "yes/no", "date")
-
-    def numbers(self, column: pd.Series) -> pd.Series:
-        """The values as numbers, NaN where there is none."""
-        if self.kind == "date":
-            assert self.date is not None
-            return self.date.read(column)
-        if types.is_bool_dtype(column.dtype) or (
-            types.is_numeric_dtype(column.dtype) and not types.is_complex_dtype(column.dtype)
-        ):
-            values = column.to_numpy(np.float64, na_value=np.nan)
-            good = np.isin(values, (0, 1)) if self.kind == "yes/no" else np.isfinite(values)
-            return pd.Series(np.where(good, values, np.nan), index=column.index)
-        known = texts(column)
-        if self.kind == "yes/no":
-            return known.str.lower().map(_AS_FLAG).astype(np.float64)
-        return (self.number or NumberFormat()).read(known.fillna(""))
-
-    def categories(self, column: pd.Series) -> pd.Series:
-        """The values as texts, those without an input of their own as OTHER."""
-        known = texts(column).fillna(MISSING)
-        return known.where(known.isin(self.values), OTHER)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, state: dict[str, Any]) -> Column:
-        number, date = state["number"], state["date"]
-        return cls(
-            **{
-                **state,
-                "number": number and NumberFormat(**number),
-                "date": date and DateFormat(date["form"], tuple(date["cycles"])),
-                "values": tuple(state["values"]),
-            }
-        )
-
-
-@dataclass(frozen=True)
-class Locale:
-    """What settles texts that can be read in two ways."""
+class Options:
+    """What settles texts that can be read in two ways, and how columns are encoded."""
 
     decimal: str | None = None
     thousands: str | None = None
     date_order: str | None = None
+    max_categories: int = 300
+    n_components: int = 30
+    scale: bool = True
 
 
-def decide(column: pd.Series, locale: Locale, kind: str | None = None) -> Column:
+@dataclass(frozen=True)
+class Column(ABC):
+    """One column: how it is read, which inputs it makes, and what is to be said about it.
+
+    Attributes
+    ----------
+    why : why it was dropped, or what else a reader of the plan should know
+    missing : rows without a value among those it was decided from
+    """
+
+    kind: ClassVar[str]
+
+    name: str
+    why: str = ""
+    missing: int = 0
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """A name for each input."""
+
+    @abstractmethod
+    def inputs(self, values: Values) -> Array:
+        """A column for each input."""
+
+    def strange(self, values: Values) -> list[str]:
+        """What these values have that those of training had not."""
+        return []
+
+    def remark(self) -> str:
+        """For the printed plan."""
+        parts = [self.why, self.detail(), self.missing and f"missing in {rows(self.missing)}"]
+        return "; ".join(str(part) for part in parts if part)
+
+    def detail(self) -> str:
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data and arrays, with the kind."""
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        return {"kind": self.kind} | {
+            name: asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
+            for name, part in parts.items()
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> Column:
+        made = {k: _READ[k](v) if k in _READ and v is not None else v for k, v in state.items()}
+        return KINDS[made.pop("kind")](**made)
+
+
+@final
+@dataclass(frozen=True)
+class Dropped(Column):
+    kind = "dropped"
+
+    def names(self) -> list[str]:
+        return []
+
+    def inputs(self, values: Values) -> Array:
+        return np.empty((len(values), 0))
+
+    def remark(self) -> str:
+        return self.why
+
+
+@dataclass(frozen=True)
+class Numeric(Column):
+    """Numbers, flags and dates: read as numbers, NaN where there is none."""
+
+    curved: ClassVar[bool] = True
+
+    number: NumberFormat = field(default_factory=NumberFormat)
+    scaling: Scaling | None = None
+
+    @abstractmethod
+    def of_texts(self, texts: list[str]) -> Array: ...
+
+    def of_numbers(self, numbers: Array) -> Array:
+        return numbers
+
+    def read(self, values: Values) -> Array:
+        if values.numbers is not None:
+            return self.of_numbers(values.numbers)
+        return values.texts.spread(self.of_texts(values.texts.distinct))
+
+    def fitted(self, values: Values, options: Options) -> Numeric:
+        """With its scaling and what is missing."""
+        read = self.read(values)
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread = float(np.std(read[~np.isnan(read)])) if len(read) else 0.0
+        if not np.isfinite(spread):
+            raise DataError(
+                f"holds values up to {np.nanmax(np.abs(read)):g}, whose squares are not finite; "
+                "change its unit"
+            )
+        scaling = Scaling.fit(read, curved=self.curved and options.scale)
+        if not options.scale:
+            scaling = Scaling(-np.inf, np.inf, scaling.median, indicated=scaling.indicated)
+        missing = int(np.isnan(read).sum())
+        return replace(self._with_cycles(read), scaling=scaling, missing=missing)
+
+    def _with_cycles(self, read: Array) -> Numeric:
+        return self
+
+    def names(self) -> list[str]:
+        assert self.scaling is not None
+        return self.scaling.names(self.name)
+
+    def inputs(self, values: Values) -> Array:
+        assert self.scaling is not None
+        return self.scaling.inputs(self.read(values))
+
+    def strange(self, values: Values) -> list[str]:
+        assert self.scaling is not None
+        read, notes = self.read(values), []
+        nothing = values.missing if values.numbers is not None else known_texts(values).codes < 0
+        unread = np.flatnonzero(np.isnan(read) & ~nothing)
+        if len(unread):
+            example = values.texts.distinct[values.texts.codes[unread[0]]]
+            notes.append(
+                f"column {self.name!r} holds {example!r} in row {unread[0] + 1}, which is no "
+                f"{self.kind} ({len(unread)} such)"
+            )
+        if nothing.any() and not self.missing:
+            notes.append(f"column {self.name!r} has no value in {rows(int(nothing.sum()))}")
+        reach = max(self.scaling.high - self.scaling.low, self.scaling.scale)
+        far = np.flatnonzero(np.abs(read - self.scaling.mean) > _FAR * reach)
+        if len(far):
+            notes.append(
+                f"column {self.name!r} holds {read[far[0]]:g} in row {far[0] + 1}, far from all "
+                "of training; is the unit the same?"
+            )
+        return notes
+
+
+@final
+@dataclass(frozen=True)
+class Number(Numeric):
+    kind = "number"
+
+    def of_texts(self, texts: list[str]) -> Array:
+        return self.number.read(texts)
+
+    def detail(self) -> str:
+        return str(self.number)
+
+
+@final
+@dataclass(frozen=True)
+class YesNo(Numeric):
+    kind = "yes/no"
+    curved = False
+
+    def of_texts(self, texts: list[str]) -> Array:
+        return np.array([_AS_FLAG.get(text.lower(), np.nan) for text in texts])
+
+    def of_numbers(self, numbers: Array) -> Array:
+        return np.where(np.isin(numbers, (0, 1)), numbers, np.nan)
+
+
+@final
+@dataclass(frozen=True)
+class Date(Numeric):
+    """Days since 1970, and the cycles that they tell of."""
+
+    kind = "date"
+    date: DateFormat = field(default_factory=DateFormat)
+    cycles: tuple[str, ...] = ()
+
+    def of_texts(self, texts: list[str]) -> Array:
+        return self.date.read(texts)
+
+    def _with_cycles(self, read: Array) -> Numeric:
+        return replace(self, cycles=cycles_of(read))
+
+    def names(self) -> list[str]:
+        waves = [f"{self.name}, {cycle} {f}" for cycle in self.cycles for f in ("sin", "cos")]
+        return [*super().names(), *waves]
+
+    def inputs(self, values: Values) -> Array:
+        days = self.read(values)
+        return np.hstack([super().inputs(values), cyclic(days, self.cycles)])
+
+    def detail(self) -> str:
+        return f"time, and place in the {', '.join(self.cycles)}" if self.cycles else ""
+
+
+@dataclass(frozen=True)
+class Worded(Column):
+    """Texts: those of ``values`` have an input each, all may be taken by their pieces."""
+
+    values: tuple[str, ...] = ()
+    pieces: Pieces | None = None
+    counts: dict[str, float] | None = None  # rows of each text in training, as log(1 + n)
+
+    def names(self) -> list[str]:
+        names = [f"{self.name} = {value}" for value in self.values]
+        names += [f"{self.name}, how frequent"] if self.counts is not None else []
+        n = 0 if self.pieces is None else len(self.pieces.directions)
+        return names + [f"{self.name}, part {k + 1}" for k in range(n)]
+
+    def inputs(self, values: Values) -> Array:
+        texts = known_texts(values)
+        places = {value: k for k, value in enumerate(self.values)}
+        other, none = places.get(OTHER, -1), places.get(MISSING, -1)
+        one_hot = np.vstack([np.eye(len(self.values)), np.zeros(len(self.values))])
+        codes = np.array([places.get(text, other) for text in texts.distinct], dtype=np.int64)
+        parts = [one_hot[texts.spread(codes, none).astype(np.int64)]]
+        if self.counts is not None:
+            often = np.array([self.counts.get(text, 0.0) for text in texts.distinct])
+            parts.append(texts.spread(often, 0.0)[:, None])
+        if self.pieces is not None:
+            made = self.pieces.inputs(texts.distinct)
+            parts.append(np.vstack([made, np.zeros((1, made.shape[1]))])[texts.codes])
+        return np.hstack(parts)
+
+    def strange(self, values: Values) -> list[str]:
+        texts = known_texts(values)
+        empty = int((texts.codes < 0).sum())
+        if empty and MISSING not in self.values:
+            return [f"column {self.name!r} has no value in {rows(empty)}"]
+        return []
+
+
+@final
+@dataclass(frozen=True)
+class Category(Worded):
+    kind = "category"
+
+    def strange(self, values: Values) -> list[str]:
+        texts, notes = known_texts(values), super().strange(values)
+        new = [text for text in texts.distinct if text not in set(self.values)]
+        padded = [value for value in self.values if value.isdigit() and value[0] == "0" != value]
+        if padded and values.numbers is not None:
+            return [
+                f"column {self.name!r} held texts such as {padded[0]!r} and holds numbers here, "
+                "without the zeros in front: read it as text (dtype=str)",
+                *notes,
+            ]
+        if OTHER not in self.values:
+            return [*([f"column {self.name!r} holds {listed(new, 3)}"] if new else []), *notes]
+        if len(new) == len(texts.distinct) and (texts.codes >= 0).sum() >= _ALL_RARE:
+            notes.append(
+                f"every row of column {self.name!r} holds a value that was rare or absent, e.g. "
+                f"{new[0]!r}"
+            )
+        return notes
+
+    def detail(self) -> str:
+        shown = [value for value in self.values if value not in (MISSING, OTHER)]
+        return "" if self.why else f"{len(shown)}: {listed(shown, 4)}"
+
+
+@final
+@dataclass(frozen=True)
+class Text(Worded):
+    kind = "text"
+
+    def detail(self) -> str:
+        n = 0 if self.pieces is None else len(self.pieces.directions)
+        return f"by its {'words' if self.pieces and self.pieces.words else 'letters'}, {n} inputs"
+
+
+KINDS: dict[str, type[Column]] = {
+    kind.kind: kind for kind in (Number, YesNo, Category, Text, Date, Dropped)
+}
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    "number": lambda state: NumberFormat(**state),
+    "date": lambda state: DateFormat(**state),
+    "scaling": lambda state: Scaling(**{**state, "knots": tuple(state["knots"])}),
+    "pieces": lambda state: Pieces(**state),
+    "values": tuple,
+    "cycles": tuple,
+}
+
+
+def decide(values: Values, options: Options, kind: str | None = None) -> Column:
     """What a column is, from its values; ``kind`` if the user said it.
 
     Raises
@@ -115,170 +333,138 @@ def decide(column: pd.Series, locale: Locale, kind: str | None = None) -> Column
     DataError
         If it can't be told, or can't be what it is said to be; without the name of the column.
     """
-    words = texts(column)
-    found = _of_kind(column, words, locale, kind) if kind else _decide(column, words, locale)
-    if found.kind == "dropped":
-        return found
-    if found.kind == "category":
-        missing = int(words.isna().sum())
-        values = {*found.values, MISSING} if missing else {*found.values}
-        ordered = sorted(values, key=lambda value: (value in (OTHER, MISSING), value))
-        return replace(found, values=tuple(ordered), missing=missing)
-    read = found.numbers(column)
-    if found.date is not None:
-        found = replace(found, date=found.date.with_cycles(read))
-    if not kind and (reason := _teaches_nothing(found, read, column)):
-        return Column(found.name, "dropped", reason)
-    _check_size(read)
-    return replace(found, missing=int(read.isna().sum()))
-
-
-def _decide(column: pd.Series, words: pd.Series, locale: Locale) -> Column:
-    name, dtype = str(column.name), column.dtype
-    known = words.dropna()
-    if not len(known):
-        return Column(name, "dropped", "empty")
-    if types.is_bool_dtype(dtype):
-        return Column(name, "yes/no")
-    if types.is_datetime64_any_dtype(dtype):
-        return Column(name, "date", date=DateFormat())
-    if (
-        _is_arrow(dtype, "duration")
-        or types.is_timedelta64_dtype(dtype)
-        or types.is_complex_dtype(dtype)
-    ):
-        raise DataError(f"holds values of type {dtype}; turn them into numbers")
-    if types.is_numeric_dtype(dtype):
-        return Column(name, "number")
-    marks = is_missing(known)
-    said, known = known[marks], known[~marks]
-    if not len(known):
-        return Column(name, "dropped", "empty")
-    if known.str.lower().isin(_YES_NO).all():
-        return Column(name, "yes/no")
-    if isinstance(dtype, pd.CategoricalDtype):  # of numbers too: somebody said so
-        return _worded(words.dropna(), name)
-    form = number_format(known, locale.decimal, locale.thousands)
-    if form is not None:
-        no_numbers = known[form.read(known).isna()]
-        if len(no_numbers) <= (1 - _NUMBERS) * len(known):
-            return Column(name, "number", _note(form, pd.concat([said, no_numbers])), form)
-    dated = date_format(known, locale.date_order)
-    return Column(name, "date", date=dated) if dated else _worded(words.dropna(), name)
-
-
-def _of_kind(column: pd.Series, words: pd.Series, locale: Locale, kind: str) -> Column:
-    name, why = str(column.name), "as asked for"
-    known = words.dropna()
-    known = known[~is_missing(known)]
-    if kind == "category":
-        return replace(_categorical(words.dropna(), name), why=why)
-    found = Column(name, kind, why)
-    if kind == "number" and not types.is_numeric_dtype(column.dtype):
-        found = replace(found, number=number_format(known, locale.decimal, locale.thousands))
-    elif kind == "date":
-        typed = types.is_datetime64_any_dtype(column.dtype)
-        dated = None if typed else date_format(known, locale.date_order)
-        found = replace(found, date=dated or DateFormat())
-    if found.is_numeric and found.numbers(column).isna().all():
-        example = repr(known.iloc[0]) if len(known) else "it is empty"
+    column = _asked(values, options, kind) if kind else _told(values, options)
+    if not isinstance(column, Numeric):
+        return column
+    read = column.read(values)
+    if kind and np.isnan(read).all():
+        texts = known_texts(values).distinct
+        example = repr(texts[0]) if texts else "it is empty"
         raise DataError(f"should be a {kind}, as asked for, but no value of it is, e.g. {example}")
-    return found
+    if not kind and (reason := _teaches_nothing(column, read, values)):
+        return Dropped(column.name, reason)
+    return column.fitted(values, options)
 
 
-def _worded(words: pd.Series, name: str) -> Column:
+def known_texts(values: Values) -> Texts:
+    """The texts that stand for something."""
+    return values.texts.where(not is_missing(text) for text in values.texts.distinct)
+
+
+def _told(values: Values, options: Options) -> Column:
+    name = values.name
+    if values.form in _OF_FORM:
+        empty = bool(values.missing.all())
+        return Dropped(name, "empty") if empty else _OF_FORM[values.form](name)
+    texts = known_texts(values)
+    if not texts.distinct:
+        return Dropped(name, "empty")
+    if values.form == "category":  # of numbers too: somebody said so
+        return _worded(values, texts, options)
+    if all(text.lower() in YES_NO for text in texts.distinct):
+        return YesNo(name)
+    number = number_format(texts.distinct, options.decimal, options.thousands)
+    if number is not None:
+        unread = np.isnan(number.read(texts.distinct))
+        if texts.counts[unread].sum() <= (1 - _NUMBERS) * texts.counts.sum():
+            return Number(name, _taken_as_missing(values.texts, number), number=number)
+    date = date_format(texts.distinct, options.date_order)
+    return _worded(values, texts, options) if date is None else Date(name, date=date)
+
+
+_OF_FORM: dict[str, type[Numeric]] = {
+    "yes/no": YesNo, "integer": Number, "number": Number, "date": Date,
+}  # fmt: skip
+
+
+def _asked(values: Values, options: Options, kind: str) -> Column:
+    texts, why = known_texts(values), "as asked for"
+    if kind == "dropped":
+        return Dropped(values.name, why)
+    if kind == "category":
+        return replace(_categorical(texts, values.name, options), why=why)
+    if kind == "text":
+        return replace(_text(texts, values.name, options), why=why)
+    if kind == "date":
+        date = (
+            None if values.numbers is not None else date_format(texts.distinct, options.date_order)
+        )
+        return Date(values.name, why, date=date or DateFormat())
+    if kind == "yes/no":
+        return YesNo(values.name, why)
+    number = number_format(texts.distinct, options.decimal, options.thousands)
+    return Number(values.name, why, number=number or NumberFormat())
+
+
+def _worded(values: Values, texts: Texts, options: Options) -> Column:
     """Texts that are nothing else: categories, names of rows, or sentences."""
-    n_values, n = words.nunique(), len(words)
-    if n_values == 1:
-        return Column(name, "dropped", f"{_short(words.iloc[0])} in every row")
-    if n_values > max(FEW, n / 2):
-        spaces = words.str.count(" ").mean()
-        what = "free text" if spaces > 3 else "an identifier"
-        return Column(name, "dropped", f"{what}: {n_values:,} different values in {n:,} rows")
-    return _categorical(words, name)
+    name, n_values, n = values.name, len(texts.distinct), int(texts.counts.sum())
+    if n_values == 1 and n == len(texts.codes):
+        return Dropped(name, _constant(values))
+    if n_values <= max(FEW, n / 2):
+        return _categorical(texts, name, options)
+    if share_words(texts.distinct):
+        text = _text(texts, name, options)
+        if text.pieces is not None:
+            return text
+    spaces = np.mean([text.count(" ") for text in texts.distinct])
+    what = "free text" if spaces > 3 else "an identifier"
+    return Dropped(name, f"{what}: {n_values:,} different values in {n:,} rows")
 
 
-def _categorical(words: pd.Series, name: str) -> Column:
-    counts = words.value_counts()
-    kept = counts[counts >= _ENOUGH].index[:MOST] if len(counts) > FEW else counts.index
+def _text(texts: Texts, name: str, options: Options) -> Text:
+    missing = int((texts.codes < 0).sum())
+    values = (MISSING,) if missing else ()
+    pieces = Pieces.fit(texts.distinct, texts.counts, options.n_components)
+    return Text(name, missing=missing, values=values, pieces=pieces)
+
+
+def _categorical(texts: Texts, name: str, options: Options) -> Category:
+    """An input for each category that is frequent enough; none of several as frequent is cut."""
+    counts, most = texts.counts, options.max_categories
+    least = ENOUGH if len(counts) > FEW else 0
+    if len(counts) > most:
+        least = max(least, int(np.sort(counts)[-most - 1]) + 1)
+    kept = [text for text, n in zip(texts.distinct, counts, strict=True) if n >= least]
+    missing = int((texts.codes < 0).sum())
+    values = (*sorted(kept), *([MISSING] if missing else []))
     if len(kept) == len(counts):
-        return Column(name, "category", values=tuple(kept))
+        return Category(name, missing=missing, values=values)
     why = f"the {len(kept)} most frequent of {len(counts):,}, the others as one"
-    return Column(name, "category", why, values=(*kept, OTHER))
+    made = Category(name, why, missing, (*values, OTHER))
+    if counts[counts < least].sum() < _OTHERS * counts.sum():
+        return made
+    often = dict(zip(texts.distinct, np.log1p(counts).tolist(), strict=True))
+    pieces = None
+    if share_words(texts.distinct):
+        pieces = Pieces.fit(texts.distinct, counts, options.n_components)
+    return replace(made, pieces=pieces, counts=often)
 
 
-def _teaches_nothing(found: Column, values: pd.Series, column: pd.Series) -> str | None:
+def _teaches_nothing(column: Column, read: Array, values: Values) -> str | None:
     """Why a column of numbers is dropped: one value, or only names or counts of the rows."""
-    known = values.dropna()
-    if len(known) == len(values) and known.nunique() == 1:
-        return f"{_short(column.iloc[0])} in every row"
-    whole = found.kind == "number" and bool((known % 1 == 0).all())
-    if not (whole and len(known) >= _ROWS and known.is_unique):
+    known = read[~np.isnan(read)]
+    if len(known) == len(read) and (known == known[0]).all():
+        return _constant(values)
+    whole = column.kind == "number" and bool((known % 1 == 0).all())
+    if not (whole and len(known) >= _ROWS and len(np.unique(known)) == len(known)):
         return None
-    first, last = float(known.iloc[0]), float(known.iloc[-1])
+    first, last = float(known[0]), float(known[-1])
     dense = last - first < 2 * len(known) and first <= max(5, 0.05 * len(known))
-    if dense and bool((known.diff().dropna() > 0).all()):
+    if dense and bool((np.diff(known) > 0).all()):
         return "counts the rows"
-    named = _IDENTIFIER.search(found.name) or found.name == NAMELESS
+    named = _IDENTIFIER.search(column.name) or column.name in _NAMELESS
     return "an identifier: another number in every row" if named else None
 
 
-def _note(form: NumberFormat, no_numbers: pd.Series) -> str:
-    notes = [str(form)] if str(form) else []
-    if len(no_numbers):
-        notes.append(f"{listed(no_numbers.value_counts().index, 3)} taken as missing")
-    return "; ".join(notes)
+def _taken_as_missing(texts: Texts, number: NumberFormat) -> str:
+    unread = np.isnan(number.read(texts.distinct))
+    order = np.argsort(-texts.counts, kind="stable")
+    words = [texts.distinct[k] for k in order if unread[k]]
+    return f"{listed(words, 3)} taken as missing" if words else ""
 
 
-def _check_size(values: pd.Series) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        spread = float(np.std(values.to_numpy()[values.notna()]))
-    if not np.isfinite(spread):
-        raise DataError(
-            f"holds values up to {values.abs().max():g}, whose squares are not finite; change its "
-            "unit"
-        )
-
-
-def texts(column: pd.Series) -> pd.Series:
-    """Values as texts without spaces around them, missing ones (and empty ones) as such.
-
-    An integer reads the same as an integer and as a float.
-    """
-    if isinstance(column.dtype, pd.CategoricalDtype):
-        column = column.astype(column.dtype.categories.dtype)
-    if types.is_float_dtype(column.dtype) or types.is_object_dtype(column.dtype):
-        column = column.map(_text, na_action="ignore").astype("string")
-    elif not types.is_string_dtype(column.dtype):
-        column = column.astype("string")
-    made = column.str.strip()
-    return made.mask(made == "")
-
-
-def plain(column: pd.Series) -> pd.Series:
-    """With pandas' own dates in place of pyarrow's, whose arithmetic is not theirs."""
-    dtype = column.dtype
-    if _is_arrow(dtype, "timestamp") or _is_arrow(dtype, "date"):
-        return pd.to_datetime(column.astype(object), errors="coerce", utc=True).dt.tz_localize(None)
-    return column
-
-
-def _is_arrow(dtype: Any, kind: str) -> bool:
-    """Whether values are pyarrow's, of a type whose name begins so."""
-    return isinstance(dtype, pd.ArrowDtype) and str(dtype.pyarrow_dtype).startswith(kind)
-
-
-def _text(value: Any) -> str:
-    return str(int(value)) if isinstance(value, float) and value % 1 == 0 else str(value)
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, str) else str(value)
-    return text if len(text) < 30 else f"{text[:27]}..."
-
-
-def listed(names: Iterable[Any], shown: int = SHOWN) -> str:
-    """Names for a message, the first few of them."""
-    all_names = [str(name) for name in names]
-    more = f" and {len(all_names) - shown} more" if len(all_names) > shown else ""
-    return ", ".join(map(repr, all_names[:shown])) + more
+def _constant(values: Values) -> str:
+    text = values.texts.distinct[0]
+    shown = repr(text) if values.numbers is None else text
+    return f"{shown if len(shown) < 30 else f'{shown[:27]}...'} in every row"

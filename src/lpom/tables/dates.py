@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import final
 
 import numpy as np
-import pandas as pd
 
 from lpom.exceptions import DataError
+from lpom.tables.values import Array
 
-_ISO = "ISO8601"
-_ISO_SHAPE = re.compile(r"\d{4}[-/]\d{1,2}([-/]\d{1,2}([T ]\d{1,2}:\d{2}.*)?)?")
+ISO = "ISO8601"
+_ISO = re.compile(
+    r"(\d{4})([-/])(\d{1,2})(?:\2(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d+))?)?"
+    r"\s*(?:(Z|UTC)|([+-])(\d{2}):?(\d{2})?)?)?)?",
+    re.ASCII,
+)
 _CLOCKS = ("", " %H:%M", " %H:%M:%S", " %I:%M %p")
 _NAMED = ("%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y")
 _SHARE = 0.95  # of the values that must be dates
 _SAMPLE = 50  # values that a format is tried on first
+_START = datetime(1970, 1, 1)
+_END = datetime(9999, 1, 1)  # by which tables say that there is no end
 
 #: Parts of a date that come round again, and how many days a round takes.
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
@@ -25,44 +33,26 @@ CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}
 @final
 @dataclass(frozen=True)
 class DateFormat:
-    """How a date is written (``strptime``), and which of its cycles are inputs."""
+    """How a date is written: as ``strptime`` has it, or ISO 8601."""
 
-    form: str = _ISO
-    cycles: tuple[str, ...] = ()
+    form: str = ISO
 
-    def read(self, column: pd.Series) -> pd.Series:
-        """Days since 1970 as numbers, NaN where there is no date."""
-        if not pd.api.types.is_datetime64_any_dtype(column.dtype):
-            texts = column.astype("string").str.strip()
-            form = _ISO if self.form == _ISO else self.form
-            column = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
-        return _days(column)
+    def read(self, texts: Sequence[str]) -> Array:
+        """Days since 1970, NaN where there is no date."""
+        return np.array([self._days(text) for text in texts], dtype=np.float64)
 
-    def inputs(self, name: str, days: pd.Series) -> dict[str, pd.Series]:
-        """Columns of numbers: the days, then sine and cosine of each cycle (0 where unknown)."""
-        made = {name: days}
-        for cycle in self.cycles:
-            angle = 2 * np.pi * days / CYCLES[cycle]
-            made[f"{name}, {cycle} sin"] = pd.Series(np.sin(angle)).fillna(0.0)
-            made[f"{name}, {cycle} cos"] = pd.Series(np.cos(angle)).fillna(0.0)
-        return made
-
-    def with_cycles(self, days: pd.Series) -> DateFormat:
-        """With those cycles that these days tell anything about."""
-        known = days.dropna()
-        span = float(known.max() - known.min()) if len(known) else 0.0
-        found = []
-        if span > 180:
-            found.append("year")
-        if span > 14 and len(np.unique(np.floor(known) % 7)) > 2:
-            found.append("week")
-        if len(np.unique(known % 1)) > 2:
-            found.append("day")
-        return DateFormat(self.form, tuple(found))
+    def _days(self, text: str) -> float:
+        try:
+            moment = _from_iso(text) if self.form == ISO else datetime.strptime(text, self.form)
+        except (ValueError, OverflowError):
+            return np.nan
+        if moment.tzinfo is not None:
+            moment = moment.astimezone(UTC).replace(tzinfo=None)
+        return (moment - _START) / timedelta(days=1) if moment < _END else np.nan
 
 
-def date_format(texts: pd.Series, order: str | None = None) -> DateFormat | None:
-    """How most of the texts are to be read as dates; None if they are none.
+def date_format(texts: Sequence[str], order: str | None = None) -> DateFormat | None:
+    """How most of these different texts are to be read as dates; None if they are none.
 
     Raises
     ------
@@ -70,20 +60,19 @@ def date_format(texts: pd.Series, order: str | None = None) -> DateFormat | None
         If days and months could change places in every one, unless ``order`` ("dmy" or "mdy")
         says which is first.
     """
-    distinct = texts.drop_duplicates().str.strip()
-    some = distinct.iloc[:_SAMPLE]
-    if not some.str.contains(r"\d").all() or not some.str.contains(r"[-/. ,]").any():
+    some = texts[:_SAMPLE]
+    digits = all(re.search(r"\d", text) for text in some)
+    if not digits or not any(re.search(r"[-/. ,]", text) for text in some):
         return None
-    if _share(distinct.str.fullmatch(_ISO_SHAPE)) and _fits(distinct, _ISO):
-        return DateFormat(_ISO)
+    if _fits(texts, ISO):
+        return DateFormat(ISO)
     for sign in "./-":
-        first = [f"%d{sign}%m{sign}%{year}{clock}" for year in "Yy" for clock in _CLOCKS]
-        for form in first:
+        for form in [f"%d{sign}%m{sign}%{year}{clock}" for year in "Yy" for clock in _CLOCKS]:
             swapped = form.replace("%d", "%#").replace("%m", "%d").replace("%#", "%m")
-            day_first, month_first = _fits(distinct, form), _fits(distinct, swapped)
+            day_first, month_first = _fits(texts, form), _fits(texts, swapped)
             if day_first and month_first and sign != "." and order is None:
                 raise DataError(
-                    f"holds dates like {distinct.iloc[0]!r}, of which day and month could change "
+                    f"holds dates like {texts[0]!r}, of which day and month could change "
                     "places: say --date-order dmy or mdy (in Python date_order='dmy' or 'mdy')"
                 )
             if day_first and (not month_first or sign == "." or order == "dmy"):
@@ -91,26 +80,48 @@ def date_format(texts: pd.Series, order: str | None = None) -> DateFormat | None
             if month_first:
                 return DateFormat(swapped)
     for form in (f"{day}{clock}" for day in _NAMED for clock in _CLOCKS):
-        if _fits(distinct, form):
+        if _fits(texts, form):
             return DateFormat(form)
     return None
 
 
-def _fits(texts: pd.Series, form: str) -> bool:
-    for part in (texts.iloc[:_SAMPLE], texts):
-        if not _share(pd.to_datetime(part, format=form, errors="coerce", utc=True).notna()):
+def cycles_of(days: Array) -> tuple[str, ...]:
+    """Those cycles that these days tell anything about."""
+    known = days[~np.isnan(days)]
+    span = float(known.max() - known.min()) if len(known) else 0.0
+    found = ["year"] if span > 180 else []
+    found += ["week"] if span > 14 and len(np.unique(np.floor(known) % 7)) > 2 else []
+    found += ["day"] if len(np.unique(known % 1)) > 2 else []
+    return tuple(found)
+
+
+def cyclic(days: Array, cycles: Sequence[str]) -> Array:
+    """Sine and cosine of each cycle, a column each; 0 where a date is missing."""
+    angles = [2 * np.pi * days / CYCLES[cycle] for cycle in cycles]
+    waves = [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
+    return np.nan_to_num(np.stack(waves, axis=1)) if waves else np.empty((len(days), 0))
+
+
+def _from_iso(text: str) -> datetime:
+    match = _ISO.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    year, _, month, day, hour, minute, second, fraction, utc, sign, *offset = match.groups()
+    moment = datetime(
+        int(year), int(month), int(day or 1), int(hour or 0), int(minute or 0), int(second or 0),
+        int(f"{fraction or 0:0<6}"[:6]),
+    )  # fmt: skip
+    if sign is None:
+        return moment
+    away = timedelta(hours=int(offset[0]), minutes=int(offset[1] or 0))
+    return moment - away if sign == "+" else moment + away
+
+
+def _fits(texts: Sequence[str], form: str) -> bool:
+    """Whether most are such dates; the year 9999 counts as one."""
+    read = DateFormat(form).read
+    for part in (texts[:_SAMPLE], texts):
+        ends = np.array(["9999" in text for text in part])
+        if (~np.isnan(read(part)) | ends).mean() < _SHARE:
             return False
     return True
-
-
-def _share(yes: pd.Series) -> bool:
-    return bool(yes.mean() >= _SHARE)
-
-
-def _days(moments: pd.Series) -> pd.Series:
-    """Days since 1970; the year 9999, by which tables say that there is no end, is none."""
-    if moments.dt.tz is not None:
-        moments = moments.dt.tz_convert("UTC").dt.tz_localize(None)
-    # nanoseconds do not go as far as that
-    days = moments.to_numpy("datetime64[us]").astype(np.int64) / 86_400e6
-    return pd.Series(days, index=moments.index).mask(moments.isna() | (moments.dt.year >= 9999))

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-import pandas as pd
 
 from lpom.exceptions import DataError
+from lpom.tables.values import Array
 
-#: Texts that stand for nothing, in a column of numbers or dates.
+#: Texts that stand for nothing.
 MISSING = frozenset(
     ("", "na", "n/a", "n.a.", "#n/a", "nan", "null", "none", "nil", "-", "--", "?", "missing", ".")
-    + ("inf", "-inf", "infinity", "-infinity")
+    + ("inf", "-inf", "infinity", "-infinity", "<na>", "nat")
 )
 
 _UNIT = r"(?:[$€£¥₹%]|\b(?:USD|EUR|GBP|CHF|JPY|INR)\b)"
 _DRESSED = re.compile(rf"^([+-]?)\s*{_UNIT}?\s*([+-]?)(.*?)\s*{_UNIT}?$", re.I)
 _SIGNS = str.maketrans("\u00a0\u2007\u2009\u202f−’", "    -'")
 _BODY = re.compile(r"[+-]?(\d[\d.,' ]*|[.,]\d+)(e[+-]?\d+)?", re.I)
+_SHARE = re.compile(r"%\W*$")
 _SAMPLE = 1000  # values that are looked at before all others are
 _CODE = re.compile(r"0\d+$")  # 007: a leading zero means that it is not counted with
 
@@ -34,45 +37,38 @@ class NumberFormat:
     decimal: str = "."
     thousands: str = ""
 
-    def read(self, texts: pd.Series) -> pd.Series:
+    def read(self, texts: Sequence[str]) -> Array:
         """Numbers, NaN where a text is none (and where it is infinite); 12 % is 0.12."""
-        values = np.full(len(texts), np.nan)
-        if self == NumberFormat():  # most are plain, which is faster to see than to read
-            values = plain_numbers(texts)
-        rest = np.isnan(values)
-        if rest.any():
-            distinct = texts[rest].drop_duplicates()
-            read = self._read(_bare(distinct))
-            shares = distinct.str.contains(r"%\W*$", regex=True).to_numpy(dtype=bool)
-            numbers = pd.Series(np.where(shares, read / 100, read), index=pd.Index(distinct))
-            values[rest] = texts[rest].map(numbers).to_numpy(np.float64)
-        return pd.Series(values, index=texts.index)
-
-    def _read(self, bare: pd.Series) -> np.ndarray:
         decimal, thousands = re.escape(self.decimal), re.escape(self.thousands)
-        if self.thousands:
-            whole = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)"
-        else:
-            whole = r"\d+"
-        shape = rf"[+-]?(?:{whole}(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?"
-        fits = bare.str.fullmatch(shape).to_numpy(dtype=bool)
-        plain = bare.str.replace(self.thousands, "", regex=False) if self.thousands else bare
-        plain = plain.str.replace(self.decimal, ".", regex=False)
-        numbers = pd.to_numeric(plain.where(fits), errors="coerce").to_numpy(np.float64)
-        return np.where(np.isfinite(numbers), numbers, np.nan)
+        whole = rf"(?:\d{{1,3}}(?:{thousands}\d{{3}})+|\d+)" if self.thousands else r"\d+"
+        shape = re.compile(
+            rf"[+-]?(?:{whole}(?:{decimal}\d*)?|{decimal}\d+)(?:[eE][+-]?\d+)?", re.ASCII
+        )
+        plain = self == NumberFormat()
+
+        def number(text: str) -> float:
+            if plain and not math.isnan(value := plain_number(text)):
+                return value
+            bare = _bare(text)
+            if not shape.fullmatch(bare):
+                return math.nan
+            bare = bare.replace(self.thousands, "") if self.thousands else bare
+            value = float(bare.replace(self.decimal, "."))
+            value = value / 100 if _SHARE.search(text) else value
+            return value if math.isfinite(value) else math.nan
+
+        return np.array([number(text) for text in texts], dtype=np.float64)
 
     def __str__(self) -> str:
-        if (self.decimal, self.thousands) == (".", ""):
-            return ""
         parts = [f"decimal {self.decimal!r}"] if self.decimal != "." else []
         parts += [f"thousands {self.thousands!r}"] if self.thousands else []
         return ", ".join(parts)
 
 
 def number_format(
-    texts: pd.Series, decimal: str | None = None, thousands: str | None = None
+    texts: Sequence[str], decimal: str | None = None, thousands: str | None = None
 ) -> NumberFormat | None:
-    """How most of the texts are to be read as numbers; None if they are none.
+    """How most of these different texts are to be read as numbers; None if they are none.
 
     A comma or point before any other number of digits than three is a decimal sign; one that
     comes twice in a number, or before the decimal sign, separates thousands. A single comma
@@ -84,29 +80,25 @@ def number_format(
     DataError
         If it could be either, or if some values say the one and some the other.
     """
-    told = decimal == "," or thousands == "."
-    if not told and not np.isnan(plain_numbers(texts)).any() and not texts.str.match(_CODE).any():
-        return NumberFormat()
-    distinct = texts.drop_duplicates()
-    if _bare(distinct.iloc[:_SAMPLE]).str.fullmatch(_BODY).mean() < 0.5:
+    some = [_bare(text) for text in texts[:_SAMPLE]]
+    if sum(_BODY.fullmatch(text) is not None for text in some) < 0.5 * len(some) or not some:
         return None
-    bare = _bare(distinct)
-    if bare.str.match(_CODE).any():
+    bare = list(map(_bare, texts))
+    if any(map(_CODE.match, bare)):
         return None
-    bodies = [match[1] for match in map(_BODY.fullmatch, bare) if match]
-    roles, open_question = _roles(bodies)
-    given = {decimal: "decimal", thousands: "thousands"}
+    roles, open_question = _roles([match[1] for match in map(_BODY.fullmatch, bare) if match])
+    asked = {decimal: "decimal", thousands: "thousands"}
     for sign, example in open_question.items():
-        known = {role for (other, role) in roles if other == sign}
-        if not known and sign in given:
-            roles[sign, given[sign]] += 1
-        elif not known and sign == ",":
+        settled = any(other == sign for other, _ in roles)
+        if not settled and sign in asked:
+            roles[sign, asked[sign]] += 1
+        elif not settled and sign == ",":
             raise DataError(
                 f"holds {example!r}, which may be {example.replace(',', '')} or "
                 f"{example.replace(',', '.')}: say --thousands ',' or --decimal ',' "
                 "(in Python thousands=',' or decimal=',')"
             )
-        elif not known:
+        elif not settled:
             comma_is_decimal = roles[",", "decimal"] or decimal == ","
             roles[sign, "thousands" if comma_is_decimal else "decimal"] += 1
     for sign in ",.":
@@ -118,36 +110,39 @@ def number_format(
             )
     if roles[",", "decimal"] and roles[".", "decimal"]:
         raise DataError("holds decimal points and decimal commas; write all numbers in one way")
-    comma = bool(roles[",", "decimal"]) or (roles[".", "thousands"] > 0)
+    comma = bool(roles[",", "decimal"]) or roles[".", "thousands"] > 0
     groups = [sign for sign in ",.' " if roles[sign, "thousands"]]
     return NumberFormat("," if comma else ".", groups[0] if groups else "")
 
 
-def plain_numbers(texts: pd.Series) -> np.ndarray:
-    """Texts as a computer writes numbers, NaN for all others."""
-    values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    return np.where(np.isfinite(values), values, np.nan)
+def plain_number(text: str) -> float:
+    """A number as a computer writes it, NaN for all other texts."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) and "_" not in text else math.nan
 
 
-def like_thousands(texts: pd.Series) -> str | None:
+def like_thousands(texts: Sequence[str]) -> str | None:
     """An example if every point in the texts stands before three digits, as in "29.477"."""
-    bare = _bare(texts.drop_duplicates())
-    pointed = bare[bare.str.contains(".", regex=False)]
-    if len(pointed) and pointed.str.fullmatch(r"[+-]?[1-9]\d{0,2}\.\d{3}").all():
-        return str(pointed.iloc[0])
+    pointed = [bare for bare in map(_bare, texts) if "." in bare]
+    if pointed and all(re.fullmatch(r"[+-]?[1-9]\d{0,2}\.\d{3}", bare) for bare in pointed):
+        return pointed[0]
     return None
 
 
-def is_missing(texts: pd.Series) -> pd.Series:
-    """Where a text is only a word or sign for a missing value."""
-    return texts.str.strip().str.lower().isin(MISSING)
+def is_missing(text: str) -> bool:
+    """Whether a text is only a word or sign for a missing value."""
+    return text.strip().lower() in MISSING
 
 
-def _bare(texts: pd.Series) -> pd.Series:
+def _bare(text: str) -> str:
     """Without spaces around, currency and per cent; (5) and a long minus as -5."""
-    plain = texts.str.translate(_SIGNS).str.strip()
-    plain = plain.str.replace(r"^\((.*)\)$", r"-\1", regex=True)
-    return plain.str.replace(_DRESSED, r"\1\2\3", regex=True)
+    plain = text.translate(_SIGNS).strip()
+    if plain.startswith("(") and plain.endswith(")"):
+        plain = f"-{plain[1:-1]}"
+    return _DRESSED.sub(r"\1\2\3", plain)
 
 
 def _roles(bodies: list[str]) -> tuple[Counter[tuple[str, str]], dict[str, str]]:

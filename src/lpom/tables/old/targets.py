@@ -13,8 +13,8 @@ from pandas.api import types
 
 from lpom.checks import check_choice
 from lpom.exceptions import DataError
-from lpom.tables.columns import FEW, Array, Locale, texts
-from lpom.tables.numbers import NumberFormat, is_missing, number_format
+from lpom.tables.old.columns import FEW, Array, Locale, texts
+from lpom.tables.old.numbers import NumberFormat, is_missing, number_format
 
 _NO_LABEL = ("na", "n/a", "#n/a", "nan", "null", "?")
 

@@ -17,8 +17,8 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
 from lpom.exceptions import DataError
-from lpom.tables.columns import Array, Locale
-from lpom.tables.plan import ColumnPlan, named
+from lpom.tables.old.columns import Array, Locale
+from lpom.tables.old.plan import ColumnPlan, named
 
 _NUMBERS, _CATEGORIES = "numbers", "categories"
 
