@@ -129,7 +129,10 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys("num_experts_per_tok moe_top_k moe_k".split(), 2),
     **dict.fromkeys("moe_intermediate_size shared_expert_intermediate_size".split(), 32),
     **dict.fromkeys("num_key_value_heads num_kv_heads n_group topk_group".split(), 2),
-    **dict.fromkeys("head_dim d_kv attention_head_size mamba_d_head rotary_dim".split(), 8),
+    **dict.fromkeys("mamba_n_heads mamba_num_heads n_mamba_heads".split(), 8),
+    **dict.fromkeys(
+        "mamba_head_dim head_dim d_kv attention_head_size mamba_d_head rotary_dim".split(), 8
+    ),
     **dict.fromkeys("qk_rope_head_dim qk_nope_head_dim v_head_dim".split(), 8),
     **dict.fromkeys("kv_lora_rank q_lora_rank time_step_rank".split(), 16),
     **dict.fromkeys("state_size mamba_d_state ssm_state_size".split(), 8),
@@ -154,25 +157,22 @@ LISTS = {
     "num_heads": lambda n: [2] * n,
     "num_attention_heads": lambda n: [2] * n,
     "decoder_depths": lambda n: [1] * n,
-    "layers_block_type": None,
     "conv_dim": lambda n: [16] * n,
 }
 
 
-def _shrink(config: Any, seen: tuple[Any, ...] = ()) -> Any:
-    """Set what a configuration has of `SIZES`, in its parts too; keeps what it refuses."""
+def _shrink(config: Any, sizes: dict[str, Any], seen: tuple[Any, ...] = ()) -> Any:
+    """Set what a configuration has of these sizes, in its parts too; what it refuses stays."""
     for key, value in list(vars(config).items()):
         if hasattr(value, "to_dict") and not any(value is part for part in seen):
-            _shrink(value, (*seen, config))
-        elif isinstance(value, bool) or value is None and key not in ("pad_token_id",):
-            continue
+            _shrink(value, sizes, (*seen, config))
         elif isinstance(value, float) and "drop" in key:
             _try(config, key, 0.0)
-        elif isinstance(value, list | tuple) and LISTS.get(key):
+        elif isinstance(value, list | tuple) and LISTS.get(key) and "hidden_size" in sizes:
             _try(config, key, LISTS[key](len(value)))
-        elif isinstance(value, int) and key in SIZES:
-            _try(config, key, min(SIZES[key], value) if key not in ("pad_token_id",) else 0)
-        elif key in SIZES and value is None:
+        elif key in sizes and type(value) is int:
+            _try(config, key, min(sizes[key], value))
+        elif key in ("vocab_size", "pad_token_id") and value is None:
             _try(config, key, SIZES[key])
     for key in ("layer_types", "layers_block_type", "mlp_layer_types", "block_types"):
         layers = getattr(config, key, None)
@@ -191,37 +191,76 @@ def _try(config: Any, key: str, value: Any) -> None:
         return
 
 
+#: Attempts to make a configuration small: what fits one family does not fit the next.
+FEW = (
+    "num_hidden_layers n_layer num_layers n_layers encoder_layers decoder_layers depth "
+    "vocab_size num_experts num_local_experts n_routed_experts pad_token_id bos_token_id "
+    "eos_token_id decoder_start_token_id"
+).split()
+ATTEMPTS: list[dict[str, Any]] = [
+    SIZES,
+    SIZES | {"num_key_value_heads": 4},
+    {key: size for key, size in SIZES.items() if key not in ("image_size", "patch_size")},
+    {key: SIZES[key] for key in FEW},
+]
+
+
 def _from_config(name: str, auto: Any) -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import CONFIG_MAPPING
 
-    config = _shrink(CONFIG_MAPPING[name]())
-    config.use_cache = False
-    model = auto.from_config(config)
+    problems = []
+    for sizes in ATTEMPTS:
+        try:
+            config = _shrink(CONFIG_MAPPING[name](), sizes)
+            config.use_cache = False
+            with torch.device("meta"):
+                large = sum(p.numel() for p in auto.from_config(config).parameters()) > 3e7
+            if large:
+                raise Unavailable("it stays large")
+            model = auto.from_config(config)
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {error}"[:150])
+            continue
+        for inputs in _inputs(model, config):
+            try:
+                _main(model(**inputs))
+            except Exception as error:
+                problems.append(f"{type(error).__name__}: {error}"[:150])
+                continue
+            return model, inputs
+    raise Unavailable(problems[0] if problems else f"its main input is {model.main_input_name!r}")
+
+
+def _inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Tensor]]:
+    """Random inputs that a model may take, the likeliest first."""
+    known, main = inspect.signature(model.forward).parameters, model.main_input_name
     vocabulary = getattr(config.get_text_config(), "vocab_size", 99) or 99
     words = torch.randint(3, max(vocabulary, 4), (2, 12))
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", 32) or 32
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = getattr(vision, "num_channels", 3) or 3
-    inputs: dict[str, Tensor] = {}
-    known = inspect.signature(model.forward).parameters
-    main = model.main_input_name
-    if main == "pixel_values" or ("pixel_values" in known and "vision_config" in vars(config)):
-        inputs["pixel_values"] = torch.randn(2, channels, height, width)
-    if main == "input_values":
-        inputs["input_values"] = torch.randn(2, 800)
-    if main == "input_features":
-        bins = getattr(config, "num_mel_bins", None) or getattr(
-            config, "input_feat_per_channel", 80
-        )
-        inputs["input_features"] = torch.randn(2, bins, 128)
-    if "input_ids" in known and (main == "input_ids" or "vision_config" in vars(config)):
-        inputs["input_ids"] = words
+    bins = getattr(config, "num_mel_bins", None) or getattr(config, "input_feat_per_channel", 80)
+    drawn = {
+        "input_ids": words,
+        "pixel_values": torch.randn(2, channels, height, width),
+        "input_values": torch.randn(2, 4000),
+        "input_features": torch.randn(2, bins, 128),
+    }
+    more = {}
     if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in known:
-        inputs["decoder_input_ids"] = words
-    if not inputs:
-        raise Unavailable(f"its main input is {main!r}")
-    return model, inputs
+        more["decoder_input_ids"] = words
+    if "input_ids" in known and "pixel_values" in known:
+        yield {"input_ids": words, "pixel_values": drawn["pixel_values"]} | more
+    for key in dict.fromkeys((main, *drawn)):
+        if key in known and key in drawn:
+            yield {key: drawn[key]} | more
+    if "input_values" in known:
+        yield {"input_values": drawn["input_values"][:, None]} | more
+        yield {"input_values": torch.randn(2, bins, 64)} | more
+        yield {"input_values": torch.randn(2, 1024, bins)} | more
+    if "input_features" in known:
+        yield {"input_features": torch.randn(2, 64, bins)} | more
 
 
 TIMM = """
