@@ -30,6 +30,7 @@ from lpom.activations import (
     Threshold,
     from_function,
     from_table,
+    split,
 )
 
 CUSTOM = [
@@ -37,7 +38,7 @@ CUSTOM = [
     from_function(lambda z: z / 2 + torch.sin(z) / 4, lipschitz=0.75, name="wavy"),
 ]
 CASES = [
-    *(example for example in activations.examples() if example.elementwise),
+    *(split(example)[1] for example in activations.examples() if example.elementwise),
     LeakyReLU(0.3),
     ELU(0.4),
     ELU(2.5),
@@ -247,7 +248,7 @@ def test_phi_is_a_proximal_operator(activation, y):
     y = torch.tensor(y, dtype=torch.float64)
     if activation.jumps and distance_to_jumps(activation, y) < 0.01:
         return
-    x = torch.linspace(max(activation.lower, -13), min(activation.upper, 13), 4001).double()
+    x = torch.linspace(max(activation.lower, -25), min(activation.upper, 25), 8001).double()
     x = x.clamp(activation.lower, activation.upper)
     objective = activation.conjugate(x) - x**2 / 2 + (x - y) ** 2 / 2
     spacing = x.diff().max()

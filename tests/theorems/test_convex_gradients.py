@@ -23,6 +23,7 @@ from lpom.activations import (
     Sparsemax,
     TopK,
     from_function,
+    split,
 )
 
 MIXING = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(3)).double())[0]
@@ -36,7 +37,7 @@ def mixed(z: Tensor) -> Tensor:
 
 
 CASES: list[Activation] = [
-    *activations.examples(),
+    *(split(example)[1] for example in activations.examples()),
     Softmax(1),
     Sparsemax(1),
     TopK(1),
@@ -223,7 +224,7 @@ def test_conjugate_is_infinite_outside_its_domain(activation):
 def test_phi_is_never_taken_for_outside(activation, dtype, shift, scale):
     z = (scale * normal(18, 200) + shift).to(dtype)
     gap = activation.gap(activation.phi(z), z)
-    rounding = torch.finfo(dtype).eps * (1 + scale + shift) * 32
+    rounding = torch.finfo(dtype).eps * (1 + scale + shift) * 128
     spread = 1 + shift / scale if isinstance(activation, LayerNorm | GroupNorm) else 1.0
     assert gap.isfinite().all() and gap.dtype == dtype
     assert gap.abs().max() <= rounding * spread

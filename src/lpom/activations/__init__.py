@@ -8,12 +8,11 @@ recognise torch's own, `from_function` takes a function of the user's and `from_
 values.
 """
 
-from lpom.activations.base import Activation, Elementwise
-from lpom.activations.custom import Custom, from_function
-from lpom.activations.custom_vector import CustomVector
-from lpom.activations.exponential import CELU, ELU, SELU
+from lpom.activations.base import Activation, Elementwise, apply
+from lpom.activations.custom import Custom, CustomVector, from_function
+from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
 from lpom.activations.known import (
-    NOT_MONOTONE,
+    UNSUPPORTED,
     call_names,
     examples,
     from_call,
@@ -23,39 +22,78 @@ from lpom.activations.known import (
     names,
     vector_names,
 )
-from lpom.activations.norms import GroupNorm, L2Normalize, LayerNorm, RMSNorm
-from lpom.activations.piecewise import Identity, LeakyReLU, ReLU
-from lpom.activations.ramps import Hardsigmoid, Hardtanh, ReLU6, Sign, Staircase, Step
-from lpom.activations.smooth import LogSigmoid, Sigmoid, Softplus, Softsign, Tanh
-from lpom.activations.table import Table, from_table
-from lpom.activations.thresholds import Clamp, Hardshrink, Softshrink, Threshold
-from lpom.activations.vector import OneHot, Softmax, Sparsemax, TopK
+from lpom.activations.measured import Table, from_table
+from lpom.activations.numerical import Raised, split
+from lpom.activations.scalar import (
+    CELU,
+    ELU,
+    GELU,
+    SELU,
+    Absolute,
+    Clamp,
+    Cosine,
+    Gaussian,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    Identity,
+    LeakyReLU,
+    LogSigmoid,
+    Mish,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Sine,
+    Softplus,
+    Softshrink,
+    Softsign,
+    Tanh,
+)
+from lpom.activations.vector import (
+    GroupNorm,
+    L2Normalize,
+    LayerNorm,
+    OneHot,
+    RMSNorm,
+    Softmax,
+    Sparsemax,
+    TopK,
+)
 
 __all__ = [
-    "CELU",
-    "ELU",
-    "NOT_MONOTONE",
-    "SELU",
+    "Absolute",
     "Activation",
+    "CELU",
     "Clamp",
+    "Cosine",
     "Custom",
     "CustomVector",
+    "ELU",
     "Elementwise",
+    "GELU",
+    "Gaussian",
     "GroupNorm",
     "Hardshrink",
     "Hardsigmoid",
+    "Hardswish",
     "Hardtanh",
     "Identity",
     "L2Normalize",
     "LayerNorm",
     "LeakyReLU",
     "LogSigmoid",
+    "Mish",
     "OneHot",
     "RMSNorm",
+    "Raised",
     "ReLU",
     "ReLU6",
+    "SELU",
+    "SiLU",
     "Sigmoid",
     "Sign",
+    "Sine",
     "Softmax",
     "Softplus",
     "Softshrink",
@@ -67,6 +105,8 @@ __all__ = [
     "Tanh",
     "Threshold",
     "TopK",
+    "UNSUPPORTED",
+    "apply",
     "call_names",
     "examples",
     "from_call",
@@ -76,5 +116,6 @@ __all__ = [
     "get",
     "is_activation",
     "names",
+    "split",
     "vector_names",
 ]

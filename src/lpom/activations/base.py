@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import fields
-from typing import ClassVar, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -14,22 +14,24 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 
 A = TypeVar("A", bound="Activation")
 #: What a parameter of an activation is, so that it can be saved as data.
-Parameter: TypeAlias = float | int | None | list[float] | list[int]
+Parameter: TypeAlias = float | int | str | None | list[Any]
 
 
 class Activation(ABC):
-    r"""The gradient of a convex function: in one dimension, a function that never decreases.
+    r"""A Lipschitz function :math:`\phi`; where it is monotone, the gradient of a convex function.
 
     With :math:`\phi = \nabla \Phi`, :math:`\Phi` convex, the gap
 
     .. math:: D(x, z) = \Phi^*(x) + \Phi(z) - \langle x, z \rangle \;\ge\; 0
 
-    is zero exactly when :math:`x = \phi(z)`: LPOM adds it in place of the constraint.
-    :math:`\phi` keeps shape, dtype and device. So do primitive, conjugate and gap of a function of
-    single elements; those of a function of whole slices have one value per slice, the dimensions
-    within a slice being 1, and dimension 0 stays that of the samples. In either case the sum over
-    all values is the total. Concrete classes are frozen dataclasses whose fields are the
-    parameters, so two activations compare as values.
+    is zero exactly when :math:`x = \phi(z)`: LPOM adds it in place of the constraint. In one
+    dimension such a function is one that never decreases. Any other with
+    :math:`\phi' \ge -c` is split into two that are, see `split`; it has no conjugate itself.
+
+    :math:`\phi` keeps shape, dtype and device. So do primitive, conjugate and gap of an elementwise
+    function; those of a function of whole slices have one value per slice, the dimensions within
+    a slice being 1, so the sum over all values is the total. Concrete classes are frozen
+    dataclasses whose fields are the parameters, so two activations compare as values.
 
     Attributes
     ----------
@@ -42,25 +44,22 @@ class Activation(ABC):
     lipschitz : float
         Smallest :math:`\gamma` with :math:`\|\phi(a) - \phi(b)\| \le \gamma \|a - b\|`;
         step sizes and contraction rates are computed from it. Infinite where :math:`\phi` jumps.
+    slope_bound : float
+        Smallest :math:`c \ge 0` such that :math:`\phi(z) + c z` is monotone: 0 if
+        :math:`\phi` itself is.
+    module : type or None
+        Torch's class of it, which takes the same parameters.
     lower, upper : float
         Bounds of every component of :math:`\phi`, possibly infinite. Those of an elementwise
         function are the ends of its closed range.
-    subtracts : bool
-        Whether `response` takes the difference of :math:`\phi` at two points, as it does here,
-        so that it is glad of :math:`\phi(z)`.
     """
 
     name: str
     formula: str = ""
     elementwise: bool = True
-    subtracts: ClassVar[bool] = True
-    _plain: ClassVar[bool] = True  # whether `response` is the one below
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        cls._plain = cls.response is Activation.response
-        if "subtracts" not in cls.__dict__:
-            cls.subtracts = cls._plain
+    slope_bound: float = 0.0
+    module: ClassVar[type[nn.Module] | None] = None
+    subtracts: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -79,17 +78,21 @@ class Activation(ABC):
         """The activation itself."""
 
     @abstractmethod
-    def primitive(self, z: Tensor) -> Tensor:
-        """A convex function whose gradient is phi."""
-
-    @abstractmethod
     def conjugate(self, x: Tensor) -> Tensor:
         """Convex conjugate of the primitive; infinite outside the closed range of phi."""
 
+    def primitive(self, z: Tensor) -> Tensor:
+        """A function whose gradient is phi: here by Fenchel's equality, from the conjugate."""
+        wide = double(z)
+        x = self.phi(wide)
+        return (x * wide - self.conjugate(x)).to(z.dtype)
+
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        """Fenchel-Young gap: never negative, zero exactly where ``x == phi(z)``."""
-        total = self.conjugate(x) + self.primitive(z)
-        return torch.where(torch.isinf(total), total, total - x * z)
+        """Fenchel-Young gap, computed in float64: zero exactly where ``x == phi(z)``."""
+        inside, outside = self._within(x)
+        inside, wide = self._within(double(inside))[0], double(z)
+        total = self.conjugate(inside) + self.primitive(wide) - inside * wide
+        return infinite(outside, total.to(x.dtype))
 
     @property
     def kinks(self) -> tuple[float, ...] | None:
@@ -109,21 +112,21 @@ class Activation(ABC):
         said: Tensor | None = None,
         spare: Tensor | None = None,
     ) -> Tensor:
-        """``phi(z) - phi(z - pull)``: how a state answers; ``out`` may be ``z`` or ``pull``.
+        """``phi(z) - phi(z - pull)``: how a state answers a pull."""
+        answer = self._response(z, pull)
+        return answer if out is None else out.copy_(answer)
 
-        ``said`` is ``phi(z)`` where that is at hand, ``spare`` has memory as large that nobody
-        needs: that of ``pull``, say. Where there is a form without the difference of two nearly
-        equal numbers it stands here.
-        """
-        return torch.sub(self.phi(z) if said is None else said, self.phi(z - pull), out=out)
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        """The response; exact where no two nearly equal numbers need be subtracted."""
+        return self.phi(z) - self.phi(z - pull)
+
+    def difference(self, z: Tensor, d: Tensor | float) -> Tensor:
+        """``phi(z + d) - phi(z - d)``."""
+        return self._response(z + d, torch.as_tensor(2 * d, dtype=z.dtype, device=z.device))
 
     def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
-        """``strength * response(z, g / strength)``: what stands where others have ``phi'(z) g``."""
-        if self._plain and said is not None:  # in a pass less
-            moved = self.phi(torch.sub(z, g, alpha=1 / strength))
-            return torch.sub(said, moved).mul_(strength)
-        pull = g / strength
-        return self.response(z, pull, out=pull, said=said).mul_(strength)
+        """``strength * response(z, g / strength)``."""
+        return self._response(z, g / strength) * strength
 
     def smoothed(self: A, width: float) -> A:
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
@@ -131,12 +134,16 @@ class Activation(ABC):
 
     def params(self) -> dict[str, Parameter]:
         """The parameters as plain data, such that ``get(a.name, **a.params()) == a``."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+        return {
+            field.name: _listed(getattr(self, field.name))
+            for field in fields(self)  # type: ignore[arg-type]
+        }
 
     def to_module(self) -> nn.Module:
         """The ordinary torch module of this function, or an `Elementwise` where there is none."""
-        return Elementwise(self)
+        if self.module is None:
+            return Elementwise(self)
+        return self.module(*(getattr(self, field.name) for field in fields(self)))  # type: ignore[arg-type]
 
     def _within(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x`` moved into the closed range, and where it was outside."""
@@ -167,6 +174,11 @@ def apply(activation: Activation, z: Tensor) -> Tensor:
     return activation.phi(z)
 
 
+def double(x: Tensor) -> Tensor:
+    """``x`` in float64, where the device has that."""
+    return x.float() if x.device.type == "mps" else x.double()
+
+
 def positive(value: float, what: str) -> None:
     """Raise unless ``value`` is a finite number above zero."""
     if not (math.isfinite(value) and value > 0):
@@ -190,3 +202,7 @@ def check_width(width: float, name: str, most: float = math.inf) -> None:
     if not (0 <= width < math.inf and width <= most):
         limit = f", at most {most!r}" if most < math.inf else ""
         raise ValueError(f"width of {name} must be a finite number >= 0{limit}, got {width!r}.")
+
+
+def _listed(value: Any) -> Any:
+    return [_listed(each) for each in value] if isinstance(value, tuple) else value

@@ -1,29 +1,53 @@
-"""Every activation by name, and as torch calls it: the one list to join.
-
-A row of `_KNOWN` has an example, the torch functions that compute its kind, each with its arguments
-after the input, and the torch modules, each with what makes it a call of the first function. Tests
-and ``lpom activations`` go through the examples.
-"""
+"""Every activation by name, and as torch calls it: the lists to join."""
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from torch import nn
 
 from lpom.activations.base import Activation, Elementwise
-from lpom.activations.exponential import CELU, ELU, SELU
-from lpom.activations.norms import GroupNorm, L2Normalize, LayerNorm, RMSNorm
-from lpom.activations.piecewise import Identity, LeakyReLU, ReLU
-from lpom.activations.ramps import Hardsigmoid, Hardtanh, ReLU6, Sign, Staircase, Step
-from lpom.activations.smooth import LogSigmoid, Sigmoid, Softplus, Softsign, Tanh
-from lpom.activations.table import Table
-from lpom.activations.thresholds import Clamp, Hardshrink, Softshrink, Threshold
-from lpom.activations.vector import OneHot, Softmax, Sparsemax, TopK
+from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
+from lpom.activations.measured import Table
+from lpom.activations.scalar import (
+    CELU,
+    ELU,
+    GELU,
+    SELU,
+    Absolute,
+    Clamp,
+    Cosine,
+    Gaussian,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    Identity,
+    LeakyReLU,
+    LogSigmoid,
+    Mish,
+    ReLU,
+    ReLU6,
+    Sigmoid,
+    SiLU,
+    Sine,
+    Softplus,
+    Softshrink,
+    Softsign,
+    Tanh,
+)
+from lpom.activations.vector import (
+    GroupNorm,
+    L2Normalize,
+    LayerNorm,
+    OneHot,
+    RMSNorm,
+    Softmax,
+    Sparsemax,
+    TopK,
+)
 from lpom.registry import build
 
 
@@ -56,10 +80,6 @@ def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     return Softplus(beta)
 
 
-def _hardtanh(min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Activation:
-    return Hardtanh(min_val, max_val)
-
-
 def _clamp(min: Any = None, max: Any = None) -> Activation | None:
     if not all(bound is None or isinstance(bound, int | float) for bound in (min, max)):
         return None  # bounds that are computed
@@ -74,7 +94,7 @@ def _clamp(min: Any = None, max: Any = None) -> Activation | None:
 
 def _threshold(threshold: float, value: float, inplace: bool = False) -> Activation | None:
     if value > threshold:
-        raise ValueError(_refusal("threshold", f"it falls from {value:g} to {threshold:g}"))
+        raise ValueError(_refusal("threshold", f"it jumps down from {value:g} to {threshold:g}"))
     return _clamp(min=threshold) if value == threshold else Threshold(threshold, value)
 
 
@@ -95,8 +115,8 @@ def _softmax(dim: int | None = None, *_: Any, **__: Any) -> Activation:
 
 def _normalize(p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Activation:
     if p != 2:
-        reason = f"with p={p:g} its derivative is not symmetric"
-        raise ValueError(_refusal("normalize", reason, "Use p=2."))
+        reason = f"with p={p:g} its derivative is not symmetric; use p=2"
+        raise ValueError(_refusal("normalize", reason))
     return L2Normalize(dim, eps)
 
 
@@ -128,132 +148,120 @@ def _without_weights(name: str, *weights: Any) -> None:
 
 
 Call = Callable[..., Activation | None]
-Arguments = Callable[[Any], tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
-class _Known:
-    example: Activation
-    calls: Mapping[str, Call] = field(default_factory=dict)
-    modules: Mapping[type[nn.Module], Arguments] = field(default_factory=dict)
+def _plain(kind: Callable[..., Activation]) -> Call:
+    """A call whose arguments are the parameters, and whether it is in place."""
+    parameters = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+
+    def call(*args: Any, inplace: bool = False, **kwargs: Any) -> Activation:
+        if len(args) == len(parameters) + 1 and isinstance(args[-1], bool):
+            args = args[:-1]
+        return kind(*args, **kwargs)
+
+    return call
 
 
-def _plain(kind: Callable[[], Activation]) -> Call:
-    """A call without parameters of its own."""
-    return lambda inplace=False: kind()
-
-
-def _nothing(module: nn.Module) -> tuple[Any, ...]:
-    return ()
-
-
-_KNOWN = [
-    _Known(
-        Sigmoid(),
-        {"sigmoid": _plain(Sigmoid), "special_expit": _plain(Sigmoid)},
-        {nn.Sigmoid: _nothing},
-    ),
-    _Known(Tanh(), {"tanh": _plain(Tanh)}, {nn.Tanh: _nothing}),
-    _Known(ReLU(), {"relu": _plain(ReLU)}, {nn.ReLU: _nothing}),
-    _Known(
-        LeakyReLU(),
-        {"leaky_relu": _leaky_relu},
-        {nn.LeakyReLU: lambda made: (made.negative_slope,)},
-    ),
-    _Known(ELU(), {"elu": _elu}, {nn.ELU: lambda made: (made.alpha,)}),
-    _Known(SELU(), {"selu": _plain(SELU)}, {nn.SELU: _nothing}),
-    _Known(
-        CELU(),
-        {"celu": lambda alpha=1.0, inplace=False: CELU(alpha)},
-        {nn.CELU: lambda made: (made.alpha,)},
-    ),
-    _Known(
-        Softplus(),
-        {"softplus": _softplus},
-        {nn.Softplus: lambda made: (made.beta, made.threshold)},
-    ),
-    _Known(
-        LogSigmoid(),
-        {"logsigmoid": _plain(LogSigmoid), "log_sigmoid": _plain(LogSigmoid)},
-        {nn.LogSigmoid: _nothing},
-    ),
-    _Known(Softsign(), {"softsign": _plain(Softsign)}, {nn.Softsign: _nothing}),
-    _Known(Identity(), {"identity": _plain(Identity)}, {nn.Identity: _nothing}),
-    _Known(
-        Hardtanh(),
-        {"hardtanh": _hardtanh},
-        {nn.Hardtanh: lambda made: (made.min_val, made.max_val)},
-    ),
-    _Known(Hardsigmoid(), {"hardsigmoid": _plain(Hardsigmoid)}, {nn.Hardsigmoid: _nothing}),
-    _Known(ReLU6(), {"relu6": _plain(ReLU6)}, {nn.ReLU6: _nothing}),
-    _Known(
-        Clamp(),
-        {
-            "clamp": _clamp,
-            "clip": _clamp,
-            "clamp_min": lambda min: _clamp(min=min),
-            "clamp_max": lambda max: _clamp(max=max),
-        },
-    ),
-    _Known(Softshrink(), {"softshrink": _softshrink}, {nn.Softshrink: lambda made: (made.lambd,)}),
-    _Known(Hardshrink(), {"hardshrink": _hardshrink}, {nn.Hardshrink: lambda made: (made.lambd,)}),
-    _Known(
-        Threshold(1.0, 0.0),
-        {"threshold": _threshold},
-        {nn.Threshold: lambda made: (made.threshold, made.value)},
-    ),
-    _Known(Step()),
-    _Known(Sign()),
-    _Known(Staircase()),
-    _Known(Table((-2.0, -0.5, 0.5, 3.0), (-1.0, -0.8, 0.7, 1.0))),
-    _Known(
-        Softmax(),
-        {"softmax": _softmax, "_softmax": _softmax},
-        {nn.Softmax: lambda made: (made.dim,), nn.Softmax2d: lambda made: (-3,)},
-    ),
-    _Known(Sparsemax()),
-    _Known(TopK(3)),
-    _Known(OneHot()),
-    _Known(L2Normalize(), {"normalize": _normalize}),
-    _Known(
-        RMSNorm((8,)),
-        {"rms_norm": _rms_norm},
-        {nn.RMSNorm: lambda made: (made.normalized_shape, made.weight, made.eps)},
-    ),
-    _Known(
-        LayerNorm((8,)),
-        {"layer_norm": _layer_norm},
-        {nn.LayerNorm: lambda made: (made.normalized_shape, made.weight, made.bias, made.eps)},
-    ),
-    _Known(
-        GroupNorm(2),
-        {"group_norm": _group_norm},
-        {nn.GroupNorm: lambda made: (made.num_groups, made.weight, made.bias, made.eps)},
-    ),
+#: One of each kind: tests and ``lpom activations`` go through these.
+_EXAMPLES: list[Activation] = [
+    Sigmoid(),
+    Tanh(),
+    ReLU(),
+    LeakyReLU(),
+    ELU(),
+    SELU(),
+    CELU(),
+    Softplus(),
+    LogSigmoid(),
+    Softsign(),
+    Identity(),
+    Hardtanh(),
+    Hardsigmoid(),
+    ReLU6(),
+    Clamp(),
+    Softshrink(),
+    Hardshrink(),
+    Threshold(1.0, 0.0),
+    GELU(),
+    SiLU(),
+    Mish(),
+    Hardswish(),
+    Sine(),
+    Cosine(),
+    Gaussian(),
+    Absolute(),
+    Step(),
+    Sign(),
+    Staircase(),
+    Table((-2.0, -0.5, 0.5, 3.0), (-1.0, -0.8, 0.7, 1.0)),
+    Softmax(),
+    Sparsemax(),
+    TopK(3),
+    OneHot(),
+    L2Normalize(),
+    RMSNorm((8,)),
+    LayerNorm((8,)),
+    GroupNorm(2),
 ]
-_CLASSES = {row.example.name: type(row.example) for row in _KNOWN}
-_CALLS = {name: call for row in _KNOWN for name, call in row.calls.items()}
-_MODULES = {
-    module: (next(iter(row.calls)), arguments)
-    for row in _KNOWN
-    for module, arguments in row.modules.items()
+_CLASSES = {example.name: type(example) for example in _EXAMPLES}
+#: Torch functions, each with what makes an activation of the arguments after the input.
+_CALLS: dict[str, Call] = {
+    **{
+        name: _plain(_CLASSES[name])
+        for name in (
+            "sigmoid tanh relu selu celu softsign identity hardsigmoid relu6 hardtanh gelu silu "
+            "mish hardswish logsigmoid"
+        ).split()
+    },
+    "log_sigmoid": _plain(LogSigmoid),
+    "special_expit": _plain(Sigmoid),
+    "sin": _plain(Sine),
+    "cos": _plain(Cosine),
+    "abs": _plain(Absolute),
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda min: _clamp(min=min),
+    "clamp_max": lambda max: _clamp(max=max),
+    "softshrink": _softshrink,
+    "hardshrink": _hardshrink,
+    "threshold": _threshold,
+    "softmax": _softmax,
+    "_softmax": _softmax,
+    "normalize": _normalize,
+    "rms_norm": _rms_norm,
+    "layer_norm": _layer_norm,
+    "group_norm": _group_norm,
 }
-_ALIASES = {"logistic": "sigmoid", "log_sigmoid": "logsigmoid"}  # scikit-learn's, torch's
-
-_FALLS = "it falls before it rises"
-_WAVES = "it rises and falls"
-#: Functions of torch that are no gradient of a convex function, and why.
-NOT_MONOTONE = {
-    "gelu": _FALLS,
-    "silu": _FALLS,
-    "mish": _FALLS,
-    "hardswish": _FALLS,
-    "abs": _FALLS,
-    "square": _FALLS,
-    "sin": _WAVES,
-    "cos": _WAVES,
-    "softmin": "it falls where softmax rises",
-    "log_softmax": "its derivative is not symmetric",
+#: Torch modules, each with the call that it makes and the attributes that it calls it with.
+_MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
+    **{
+        kind.module: (name, tuple(field.name for field in fields(kind)))  # type: ignore[arg-type]
+        for name, kind in _CLASSES.items()
+        if kind.module is not None
+    },
+    nn.Softplus: ("softplus", ("beta", "threshold")),
+    nn.Hardshrink: ("hardshrink", ("lambd",)),
+    nn.Threshold: ("threshold", ("threshold", "value")),
+    nn.RMSNorm: ("rms_norm", ("normalized_shape", "weight", "eps")),
+    nn.LayerNorm: ("layer_norm", ("normalized_shape", "weight", "bias", "eps")),
+    nn.GroupNorm: ("group_norm", ("num_groups", "weight", "bias", "eps")),
+}
+_ALIASES = {  # scikit-learn's and torch's
+    "logistic": "sigmoid",
+    "log_sigmoid": "logsigmoid",
+    "swish": "silu",
+    "sin": "sine",
+    "cos": "cosine",
+    "abs": "absolute",
+}
+#: Functions of torch that bend and are no activation here, and why.
+UNSUPPORTED = {
+    "square": "it has no bound on its slope",
+    "softmin": "it falls where softmax rises; use softmax of -z",
+    "log_softmax": "its derivative is not symmetric; train on logits with cross-entropy",
 }
 #: Functions of torch that are flat between jumps, and ours that are trained through them.
 JUMPING = {
@@ -262,12 +270,7 @@ JUMPING = {
     "heaviside": "step",
     **dict.fromkeys("round floor ceil trunc fix".split(), "staircase"),
 }
-_ADVICE = {"log_softmax": "Leave it out and train on logits with cross-entropy."}
-_NOT_MONOTONE_MODULES: dict[type[nn.Module], str] = {
-    nn.GELU: "gelu",
-    nn.SiLU: "silu",
-    nn.Mish: "mish",
-    nn.Hardswish: "hardswish",
+_UNSUPPORTED_MODULES: dict[type[nn.Module], str] = {
     nn.Softmin: "softmin",
     nn.LogSoftmax: "log_softmax",
 }
@@ -298,7 +301,7 @@ def examples() -> list[Activation]:
 
     They all take an input of shape ``(m, 4, 8)``.
     """
-    return [row.example for row in _KNOWN]
+    return list(_EXAMPLES)
 
 
 def get(activation: str | Activation | nn.Module, **params: Any) -> Activation:
@@ -308,8 +311,6 @@ def get(activation: str | Activation | nn.Module, **params: Any) -> Activation:
     """
     if isinstance(activation, nn.Module):
         activation = from_module(activation)
-    if str(activation).lower() in NOT_MONOTONE:
-        raise ValueError(_not_monotone(str(activation).lower(), str(activation)))
     return build(
         "activation",
         Activation,
@@ -342,8 +343,8 @@ def from_call(
     Raises
     ------
     ValueError
-        If it is one that is not the gradient of a convex function, or has arguments that LPOM
-        cannot train with.
+        If it is one that has no place in a graph of states, or has arguments that LPOM cannot
+        train with.
 
     Examples
     --------
@@ -353,8 +354,8 @@ def from_call(
     ReLU()
     """
     name = name.rstrip("_")
-    if name in NOT_MONOTONE:
-        raise ValueError(_not_monotone(name, name))
+    if name in UNSUPPORTED:
+        raise ValueError(_refusal(name, UNSUPPORTED[name]))
     if name in JUMPING:
         raise ValueError(
             f"torch's {name} has the derivative 0, so nothing below it would learn. Use "
@@ -363,20 +364,19 @@ def from_call(
         )
     if name not in _CALLS:
         return None
-    call, named = _CALLS[name], dict(kwargs or {})
+    named = dict(kwargs or {})
     try:
-        inspect.signature(call).bind(*args, **named)
+        return _CALLS[name](*args, **named)
     except TypeError as error:
         raise ValueError(
             f"{name} was called with arguments {args} and {named}, which are not those of "
             f"torch.nn.functional ({error}); write it in that form."
         ) from error
-    return call(*args, **named)
 
 
 def call_names() -> list[str]:
     """Bare names of torch's functions for which `from_call` has an answer, or a reason why not."""
-    return [*_CALLS, *NOT_MONOTONE, *JUMPING]
+    return [*_CALLS, *UNSUPPORTED, *JUMPING]
 
 
 def is_activation(module: nn.Module) -> bool:
@@ -385,7 +385,12 @@ def is_activation(module: nn.Module) -> bool:
     What has weights of its own is not one: the scale and shift of a norm belong to the edge above.
     """
     kind = type(module)
-    known = kind in _MODULES or kind in _NOT_MONOTONE_MODULES or kind is Elementwise
+    known = (
+        kind in _MODULES
+        or kind is nn.Softmax2d
+        or kind in _UNSUPPORTED_MODULES
+        or kind is Elementwise
+    )
     return known and next(module.parameters(), None) is None
 
 
@@ -394,24 +399,21 @@ def from_module(module: nn.Module) -> Activation:
     kind = type(module)
     if isinstance(module, Elementwise):
         return module.activation
-    if kind in _NOT_MONOTONE_MODULES:
-        raise ValueError(_not_monotone(_NOT_MONOTONE_MODULES[kind], f"nn.{kind.__name__}"))
-    if kind in _MODULES:
-        name, arguments = _MODULES[kind]
-        made = from_call(name, arguments(module))
-        assert made is not None  # every module has a call in its own row
-        return made
-    if any(word in kind.__name__ for word in ("Dropout", "Norm")):
+    if kind in _UNSUPPORTED_MODULES:
+        name = _UNSUPPORTED_MODULES[kind]
+        raise ValueError(_refusal(f"nn.{kind.__name__}", UNSUPPORTED[name]))
+    if kind is nn.Softmax2d:
+        return Softmax(-3)
+    if kind not in _MODULES:
         raise TypeError(
-            f"{kind.__name__} is not an elementwise function that never decreases, so LPOM cannot "
-            "train through it; leave it out."
+            f"no activation is known for the module {kind.__name__}; supported are "
+            f"{', '.join(known.__name__ for known in [*_MODULES, Elementwise])}. For another "
+            "function use lpom.activations.Elementwise(lpom.activations.from_function(phi))."
         )
-    raise TypeError(
-        f"no activation is known for the module {kind.__name__}; supported are "
-        f"{', '.join(known.__name__ for known in [*_MODULES, Elementwise])}. For another "
-        "non-decreasing function use lpom.activations.Elementwise(from_function(phi, "
-        "lipschitz=...))."
-    )
+    name, attributes = _MODULES[kind]
+    activation = from_call(name, tuple(getattr(module, key) for key in attributes))
+    assert activation is not None  # every module has a call
+    return activation
 
 
 def _required(kind: type[Activation]) -> bool:
@@ -420,13 +422,5 @@ def _required(kind: type[Activation]) -> bool:
     return any(parameter.default is MISSING for parameter in parameters)
 
 
-def _not_monotone(name: str, shown: str) -> str:
-    return _refusal(shown, NOT_MONOTONE[name], _ADVICE.get(name))
-
-
-def _refusal(shown: str, reason: str, advice: str | None = None) -> str:
-    return (
-        f"{shown} is not monotone: {reason}. LPOM needs an activation that never decreases, "
-        "because its primitive must be convex. "
-        + (advice or "Use softplus, ELU, leaky ReLU or ReLU instead.")
-    )
+def _refusal(name: str, reason: str) -> str:
+    return f"{name} is not supported where states move on a graph: {reason}."

@@ -1,7 +1,6 @@
-r"""Gradients of convex functions of whole slices: what all share; softmax, sparsemax, top-k.
+r"""Functions of whole slices: softmax, sparsemax, top-k, one-hot, and norms.
 
-Each is written for rows, slices along the last dimension, by its gap in a form whose terms are
-all at least zero, so that nothing cancels.
+Each is written for rows, slices along the last dimension, by its primitive and conjugate.
 """
 
 from __future__ import annotations
@@ -9,18 +8,20 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, final
+from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations.base import Activation, at_hand, check_width, infinite
+from lpom.activations.base import Activation, check_width, double, infinite, positive
 
 
 class Vector(Activation):
     """A function of slices: what is common to all, in terms of rows ``(..., d)``."""
 
     elementwise = False
+    invariant = True  # whether a number added to a whole row leaves phi as it is
 
     def primitive(self, z: Tensor) -> Tensor:
         return self._values(self._primitive(self._rows(z)), z)
@@ -33,7 +34,12 @@ class Vector(Activation):
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
         rows, below = self._rows(x), self._rows(z)
         outside = self._excess(rows) > _rounding(rows) * self._condition(below)
-        return self._values(infinite(outside, self._gap(rows, below)), z)
+        rows, below = double(rows), double(below)
+        if self.invariant:  # so that a large one does not multiply the rounding of x
+            below = below - below.mean(-1, keepdim=True)
+        product = (rows * below).sum(-1, keepdim=True)
+        total = self._conjugate(rows) + self._primitive(below) - product
+        return self._values(infinite(outside, total.to(x.dtype)), z)
 
     @abstractmethod
     def _rows(self, z: Tensor) -> Tensor:
@@ -49,10 +55,6 @@ class Vector(Activation):
     @abstractmethod
     def _conjugate(self, x: Tensor) -> Tensor:
         """The conjugate of rows within its domain."""
-
-    @abstractmethod
-    def _gap(self, x: Tensor, z: Tensor) -> Tensor:
-        """The gap of rows ``x`` within the domain of the conjugate."""
 
     @abstractmethod
     def _excess(self, x: Tensor) -> Tensor:
@@ -87,35 +89,14 @@ class Softmax(Along):
     dim: int = -1
 
     name = "softmax"
+    module = nn.Softmax
     formula = "exp(z) / sum of exp(z) along dim"
     lipschitz = 0.5
     lower = 0.0
     upper = 1.0
-    subtracts: ClassVar[bool] = True
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.softmax(z, self.dim)
-
-    def response(
-        self,
-        z: Tensor,
-        pull: Tensor,
-        out: Tensor | None = None,
-        said: Tensor | None = None,
-        spare: Tensor | None = None,
-    ) -> Tensor:
-        r"""Of :math:`x = \phi(z)`, since :math:`\phi(z - g)` is :math:`x e^{-g}` over its sum.
-
-        That takes half the time of another softmax: exp2 is torch's fastest exponential here.
-        Where the sum is small, elements of :math:`x` may count that were too small for a number.
-        """
-        if said is None or not at_hand(said):
-            return super().response(z, pull, out=out, said=said)
-        moved = torch.mul(pull, -1 / math.log(2)).exp2_().mul_(said)
-        total = moved.sum(self.dim, keepdim=True)
-        if not 0.5 <= float(total.min()) <= float(total.max()) < math.inf:
-            return super().response(z, pull, out=out, said=said)
-        return torch.addcdiv(said, moved, total, value=-1, out=out)
 
     def _primitive(self, z: Tensor) -> Tensor:
         return torch.logsumexp(z, -1, keepdim=True)
@@ -123,16 +104,8 @@ class Softmax(Along):
     def _conjugate(self, x: Tensor) -> Tensor:
         return torch.xlogy(x, x.clamp(min=0)).sum(-1, keepdim=True)
 
-    def _gap(self, x: Tensor, z: Tensor) -> Tensor:
-        log = torch.log_softmax(z, -1)
-        divergence = torch.where(x > 0, x * (torch.log(x.clamp(min=tiny(x))) - log), 0)
-        return (divergence - x + log.exp()).sum(-1, keepdim=True)
-
     def _excess(self, x: Tensor) -> Tensor:
-        return worst((x.sum(-1, keepdim=True) - 1).abs(), -x)
-
-    def to_module(self) -> nn.Module:
-        return nn.Softmax(self.dim)
+        return _worst((x.sum(-1, keepdim=True) - 1).abs(), -x)
 
 
 class _CappedSimplex(Along):
@@ -190,13 +163,8 @@ class _CappedSimplex(Along):
     def _conjugate(self, x: Tensor) -> Tensor:
         return self._width / 2 * (x**2).sum(-1, keepdim=True)
 
-    def _gap(self, x: Tensor, z: Tensor) -> Tensor:
-        v, rest, _ = self._project(z)
-        terms = self._width / 2 * (x - v) ** 2 + (v - x) * rest
-        return terms.sum(-1, keepdim=True)
-
     def _excess(self, x: Tensor) -> Tensor:
-        return worst((x.sum(-1, keepdim=True) / self._count - 1).abs(), -x, x - 1)
+        return _worst((x.sum(-1, keepdim=True) / self._count - 1).abs(), -x, x - 1)
 
 
 @final
@@ -268,6 +236,233 @@ class OneHot(_CappedSimplex):
         return replace(self, width=width)
 
 
+@final
+@dataclass(frozen=True)
+class L2Normalize(Along):
+    r""":math:`z / \max(\|z\|, \epsilon)`, as `torch.nn.functional.normalize`.
+
+    The projection of :math:`z / \epsilon` on the unit ball: :math:`\Phi(z)` is
+    :math:`\|z\| - \epsilon / 2`, within :math:`\epsilon` of 0 :math:`\|z\|^2 / (2 \epsilon)`, and
+    :math:`\Phi^*(x) = \epsilon \|x\|^2 / 2` on the ball.
+    """
+
+    dim: int = -1
+    eps: float = 1e-12
+
+    name = "l2_normalize"
+    formula = "z / max(norm of z along dim, eps)"
+    invariant = False
+    lower = -1.0
+    upper = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self.eps, "eps of l2_normalize")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / self.eps
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.normalize(z, dim=self.dim, eps=self.eps)
+
+    def _primitive(self, z: Tensor) -> Tensor:
+        norm = _norm(z)
+        inner = norm.clamp(max=self.eps)
+        return inner**2 / (2 * self.eps) + (norm - inner)
+
+    def _conjugate(self, x: Tensor) -> Tensor:
+        return self.eps / 2 * (x**2).sum(-1, keepdim=True)
+
+    def _excess(self, x: Tensor) -> Tensor:
+        return (x**2).sum(-1, keepdim=True) - 1
+
+
+class _Norm(Vector):
+    r"""Rows of length :math:`d` over their root mean square, with :math:`\epsilon` inside.
+
+    With :math:`R = \sqrt d`, :math:`c = \sqrt{d \epsilon}` and :math:`N = \sqrt{\|z\|^2 + c^2}`,
+
+    .. math:: \phi(z) = R z / N, \quad \Phi(z) = R N, \quad
+        \Phi^*(x) = -c h, \; h = \sqrt{R^2 - \|x\|^2}, \; \|x\| \le R.
+
+    An invariant one first subtracts the mean, and its conjugate is infinite unless :math:`x` has
+    mean 0. The Lipschitz constant :math:`1 / \sqrt \epsilon` is that at 0; at :math:`z` it is
+    :math:`R / N`.
+    """
+
+    @abstractmethod
+    def _epsilon(self, z: Tensor) -> float: ...
+
+    def _sizes(self, z: Tensor) -> tuple[float, float]:
+        """R and c."""
+        d = z.shape[-1]
+        return math.sqrt(d), math.sqrt(d * self._epsilon(z))
+
+    def _centre(self, z: Tensor) -> Tensor:
+        return z - z.mean(-1, keepdim=True) if self.invariant else z
+
+    def _primitive(self, z: Tensor) -> Tensor:
+        R, c = self._sizes(z)
+        return R * _hypot(_norm(self._centre(z)), c)
+
+    def _conjugate(self, x: Tensor) -> Tensor:
+        return -self._sizes(x)[1] * self._height(x)
+
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        # R / M (p + z (M - N) / N) with M the norm of z - p, and M^2 - N^2 = <p, p - 2 z>
+        rows, p = self._centre(self._rows(z)), self._centre(self._rows(pull))
+        R, c = self._sizes(rows)
+        N, M = _hypot(_norm(rows), c), _hypot(_norm(rows - p), c)
+        growth = (p * (p - 2 * rows)).sum(-1, keepdim=True) / (N * (N + M))
+        return (R / M * (p + growth * rows)).reshape(z.shape)
+
+    def _height(self, x: Tensor) -> Tensor:
+        missing = x.shape[-1] - (x**2).sum(-1, keepdim=True)
+        return missing.clamp(min=_tiny(x)).sqrt()
+
+    def _excess(self, x: Tensor) -> Tensor:
+        outside = (x**2).mean(-1, keepdim=True) - 1
+        return _worst(outside, x.mean(-1, keepdim=True).abs()) if self.invariant else outside
+
+    def _condition(self, z: Tensor) -> Tensor | float:
+        if not self.invariant:
+            return 1.0
+        spread = (self._centre(z) ** 2).mean(-1, keepdim=True) + self._epsilon(z)
+        return 1 + z.abs().amax(-1, keepdim=True) / spread.sqrt()
+
+
+class _LastDimensions(_Norm):
+    """A norm over the last dimensions, whose sizes are ``shape``."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = (self.shape,) if isinstance(self.shape, int) else self.shape
+        object.__setattr__(self, "shape", tuple(map(int, given)))
+        if not self.shape or min(self.shape) < 1:
+            raise ValueError(
+                f"shape of {self.name} must be the sizes of the last dimensions, got {given!r}."
+            )
+
+    @property
+    def upper(self) -> float:
+        return math.sqrt(math.prod(self.shape))
+
+    @property
+    def lower(self) -> float:
+        return -self.upper
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return z.flatten(-len(self.shape))
+
+    def _values(self, values: Tensor, like: Tensor) -> Tensor:
+        n = len(self.shape)
+        return values.reshape(*like.shape[:-n], *[1] * n)
+
+
+@final
+@dataclass(frozen=True)
+class RMSNorm(_LastDimensions):
+    """``z`` over its root mean square, as `torch.nn.functional.rms_norm` without weight.
+
+    ``eps=None`` means the rounding unit of the dtype; the Lipschitz constant is then that of
+    float64.
+    """
+
+    shape: tuple[int, ...]
+    eps: float | None = None
+
+    name = "rms_norm"
+    formula = "z / sqrt(mean of z^2 + eps)"
+    invariant = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self._epsilon(torch.empty(0)), "eps of rms_norm")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / math.sqrt(self._epsilon(torch.empty(0, dtype=torch.float64)))
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.rms_norm(z, self.shape, eps=self.eps)
+
+    def gap(self, x: Tensor, z: Tensor) -> Tensor:
+        if self.eps is None:  # that of the dtype as it is now
+            return replace(self, eps=self._epsilon(z)).gap(x, z)
+        return super().gap(x, z)
+
+    def _epsilon(self, z: Tensor) -> float:
+        return torch.finfo(z.dtype).eps if self.eps is None else self.eps
+
+    def to_module(self) -> nn.Module:
+        return nn.RMSNorm(self.shape, self.eps, elementwise_affine=False)
+
+
+@final
+@dataclass(frozen=True)
+class LayerNorm(_LastDimensions):
+    """``z`` less its mean, over its deviation: `torch.nn.functional.layer_norm` without weights."""
+
+    shape: tuple[int, ...]
+    eps: float = 1e-5
+
+    name = "layer_norm"
+    formula = "(z - mean) / sqrt(variance + eps)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.eps, "eps of layer_norm")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / math.sqrt(self.eps)
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.layer_norm(z, self.shape, eps=self.eps)
+
+    def _epsilon(self, z: Tensor) -> float:
+        return self.eps
+
+    def to_module(self) -> nn.Module:
+        return nn.LayerNorm(self.shape, self.eps, elementwise_affine=False)
+
+
+@final
+@dataclass(frozen=True)
+class GroupNorm(_Norm):
+    """As `LayerNorm`, over each of ``groups`` groups of channels (dimension 1) by itself."""
+
+    groups: int
+    eps: float = 1e-5
+
+    name = "group_norm"
+    formula = "(z - mean) / sqrt(variance + eps) per group of channels"
+    lower = -math.inf
+    upper = math.inf
+
+    def __post_init__(self) -> None:
+        if self.groups != int(self.groups) or self.groups < 1:
+            raise ValueError(f"groups of group_norm must be an integer >= 1, got {self.groups!r}.")
+        positive(self.eps, "eps of group_norm")
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / math.sqrt(self.eps)
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.group_norm(z, self.groups, eps=self.eps)
+
+    def _epsilon(self, z: Tensor) -> float:
+        return self.eps
+
+    def _rows(self, z: Tensor) -> Tensor:
+        return z.reshape(len(z), self.groups, -1)
+
+    def _values(self, values: Tensor, like: Tensor) -> Tensor:
+        return values.reshape(len(like), self.groups, *[1] * (like.ndim - 2))
+
+
 def _simplex_level(y: Tensor) -> Tensor:
     r""":math:`t` with :math:`\sum_j (y_j - t)_+ = 1`, for rows whose largest element is 0.
 
@@ -311,17 +506,26 @@ def _level(y: Tensor, k: int) -> Tensor:
     return torch.where(count > 0, exact, level)
 
 
-def worst(first: Tensor, *elements: Tensor) -> Tensor:
+def _worst(first: Tensor, *elements: Tensor) -> Tensor:
     """The largest of one value per row and of all elements of the row."""
     for element in elements:
         first = torch.maximum(first, element.amax(-1, keepdim=True))
     return first
 
 
-def tiny(x: Tensor) -> float:
+def _tiny(x: Tensor) -> float:
     return torch.finfo(x.dtype).tiny
 
 
 def _rounding(x: Tensor) -> float:
     """What rounding may add, relatively, to a sum over a row."""
     return 8 * torch.finfo(x.dtype).eps * (8 + math.sqrt(x.shape[-1]))
+
+
+def _norm(z: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
+    return norm
+
+
+def _hypot(norm: Tensor, c: float) -> Tensor:
+    return torch.hypot(norm, norm.new_tensor(c))

@@ -1,8 +1,9 @@
-"""Lines cut at a threshold: clamp, softshrink, and with jumps threshold and hardshrink."""
+"""Functions that jump: step, sign, staircase, threshold, hardshrink; each with ramps of a width."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -11,100 +12,135 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.activations.base import Activation, check_width, infinite, positive
-from lpom.activations.piecewise import ReLU
 
 
-@final
-@dataclass(frozen=True)
-class Clamp(Activation):
-    """``z`` cut at ``min`` and at ``max``; None leaves that side open.
+class _Ramps(Activation):
+    r"""A staircase of ``levels`` ramps, each of height :math:`a` and width :math:`w` in z.
 
-    The projection on an interval: its conjugate is ``x**2 / 2`` there.
+    Ramp :math:`k` is centred at :math:`c + k h`, and :math:`w \le h`, so they never overlap. At
+    :math:`w = 0` they are jumps, and at a jump the upper value is taken. A value
+    :math:`x = d + a (k + t)`, :math:`0 \le t \le 1`, lies on ramp :math:`k`; integrating the
+    inverse of :math:`\phi` up to it gives
+
+    .. math:: \Phi^*(x) = c x + a [h (k (k - 1) / 2 + k t) + w t (t - 1) / 2].
     """
 
-    min: float | None = 0.0
-    max: float | None = None
+    @property
+    @abstractmethod
+    def _shape(self) -> tuple[int, float, float, float, float, float]:
+        """Levels, height a, width w, first centre c, spacing h, lower value d."""
 
-    name = "clamp"
-    formula = "z, at least min and at most max"
-    lipschitz = 1.0
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        levels, _, w, c, h, _ = self._shape
+        ends = {c + k * h + side * w / 2 for k in range(levels) for side in (-1, 1)}
+        return tuple(sorted(ends))
 
-    def __post_init__(self) -> None:
-        if math.isnan(self.lower + self.upper) or not self.lower < self.upper:
-            raise ValueError(
-                f"clamp needs min < max, got min={self.min!r} and max={self.max!r}; use None for "
-                "no bound."
-            )
+    @property
+    def lipschitz(self) -> float:
+        _, a, w, *_ = self._shape
+        return a / w if w > 0 else math.inf
 
     @property
     def lower(self) -> float:
-        return -math.inf if self.min is None else self.min
+        return self._shape[-1]
 
     @property
     def upper(self) -> float:
-        return math.inf if self.max is None else self.max
-
-    @property
-    def kinks(self) -> tuple[float, ...]:
-        return tuple(end for end in (self.lower, self.upper) if math.isfinite(end))
+        levels, a, *_, d = self._shape
+        return d + a * levels
 
     def phi(self, z: Tensor) -> Tensor:
-        return z.clamp(self.lower, self.upper)
-
-    def primitive(self, z: Tensor) -> Tensor:
-        inner = self.phi(z)
-        return inner**2 / 2 + inner * (z - inner)
+        levels, a, w, c, h, d = self._shape
+        v = (z - c) / h
+        if w == 0:
+            filled = (torch.floor(v) + 1).clamp(0, levels)
+        else:
+            k = torch.floor(v + 0.5).clamp(0, levels - 1)
+            filled = k + ((z - (c + k * h)) / w + 0.5).clamp(0, 1)
+        return (d + a * filled).clamp(max=self.upper)  # rounding must not leave the range
 
     def conjugate(self, x: Tensor) -> Tensor:
+        levels, a, w, c, h, d = self._shape
         x, outside = self._within(x)
-        return infinite(outside, x**2 / 2)
-
-    def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        # Two terms >= 0, as for ReLU.
-        x, outside = self._within(x)
-        inner = self.phi(z)
-        return infinite(outside, (x - inner) ** 2 / 2 + (inner - x) * (z - inner))
+        u = (x - d) / a
+        k = torch.floor(u).clamp(0, levels - 1)
+        t = u - k
+        area = a * (h * (k * (k - 1) / 2 + k * t) + w / 2 * t * (t - 1))
+        return infinite(outside, c * x + area)
 
 
 @final
 @dataclass(frozen=True)
-class Softshrink(Activation):
-    r"""``z`` moved towards 0 by ``lambd``, and 0 where that would pass it.
+class Step(_Ramps):
+    """0 for ``z < 0``, 1 for ``z >= 0``; with a width, a ramp centred at 0."""
 
-    The proximal operator of :math:`\lambda |x|`, so :math:`\Phi^*(x) = x^2 / 2 + \lambda |x|`.
-    """
+    width: float = 0.0
 
-    lambd: float = 0.5
-
-    name = "softshrink"
-    formula = "z moved towards 0 by lambd, at most to 0"
-    lipschitz = 1.0
-    lower = -math.inf
-    upper = math.inf
+    name = "step"
+    formula = "1 if z >= 0, else 0"
 
     def __post_init__(self) -> None:
-        positive(self.lambd, "lambd of softshrink")
+        check_width(self.width, self.name)
 
     @property
-    def kinks(self) -> tuple[float, ...]:
-        return (-self.lambd, self.lambd)
+    def _shape(self) -> tuple[int, float, float, float, float, float]:
+        return 1, 1.0, self.width, 0.0, 1.0, 0.0
 
-    def phi(self, z: Tensor) -> Tensor:
-        return F.softshrink(z, self.lambd)
+    def smoothed(self, width: float) -> Step:
+        return replace(self, width=width)
 
-    def primitive(self, z: Tensor) -> Tensor:
-        return self.phi(z) ** 2 / 2
 
-    def conjugate(self, x: Tensor) -> Tensor:
-        return x**2 / 2 + self.lambd * x.abs()
+@final
+@dataclass(frozen=True)
+class Sign(_Ramps):
+    """-1 for ``z < 0``, +1 for ``z >= 0``; with a width, a ramp centred at 0."""
 
-    def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        # Two terms >= 0: what is cut off lies between -lambd and lambd.
-        inner, cut = self.phi(z), z.clamp(-self.lambd, self.lambd)
-        return (x - inner) ** 2 / 2 + (self.lambd * x.abs() - x * cut)
+    width: float = 0.0
 
-    def to_module(self) -> nn.Module:
-        return nn.Softshrink(self.lambd)
+    name = "sign"
+    formula = "1 if z >= 0, else -1"
+
+    def __post_init__(self) -> None:
+        check_width(self.width, self.name)
+
+    @property
+    def _shape(self) -> tuple[int, float, float, float, float, float]:
+        return 1, 2.0, self.width, 0.0, 1.0, -1.0
+
+    def smoothed(self, width: float) -> Sign:
+        return replace(self, width=width)
+
+
+@final
+@dataclass(frozen=True)
+class Staircase(_Ramps):
+    """A quantised ReLU: ``z`` rounded to the nearest of ``0, step, ..., levels * step``.
+
+    It jumps at ``(k - 1/2) * step`` for ``k = 1 .. levels``, and takes the upper value there.
+    With a width, at most ``step``, each jump is a ramp of that width.
+    """
+
+    levels: int = 4
+    step: float = 1.0
+    width: float = 0.0
+
+    name = "staircase"
+    formula = "z rounded to one of its levels"
+
+    def __post_init__(self) -> None:
+        if self.levels != int(self.levels) or self.levels < 1:
+            raise ValueError(f"levels of staircase must be an integer >= 1, got {self.levels!r}.")
+        positive(self.step, "step of staircase")
+        check_width(self.width, self.name, most=self.step)
+
+    @property
+    def _shape(self) -> tuple[int, float, float, float, float, float]:
+        return self.levels, self.step, self.width, self.step / 2, self.step, 0.0
+
+    def smoothed(self, width: float) -> Staircase:
+        """Ramps of this width; widths above ``step`` are cut to ``step``."""
+        return replace(self, width=min(width, self.step))
 
 
 @final
@@ -163,37 +199,15 @@ class Threshold(Activation):
     def phi(self, z: Tensor) -> Tensor:
         if self.width == 0:
             return F.threshold(z, self.threshold, self.value)
-        return torch.where(z > self._end, z, self.value + self._height * self._fill(z))
-
-    def primitive(self, z: Tensor) -> Tensor:
-        beyond = (z - self._end).relu()
-        ramp = self.width / 2 * self._height * self._fill(z) ** 2
-        return self.value * z + ramp + self._height * beyond + beyond**2 / 2
+        fill = ((z - self.threshold) / self.width + 0.5).clamp(0, 1)
+        return torch.where(z > self._end, z, self.value + self._height * fill)
 
     def conjugate(self, x: Tensor) -> Tensor:
         x, outside = self._within(x)
-        on_ramp, beyond = self._parts(x)
+        on_ramp, beyond = (x - self.value).clamp(max=self._height), (x - self._end).relu()
         ramp = (self.threshold - self.width / 2) * on_ramp
         ramp = ramp + self.width / (2 * self._height) * on_ramp**2
         return infinite(outside, ramp + self._end * beyond + beyond**2 / 2)
-
-    def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        # The ramp and the line beyond it, each with a gap of its own.
-        x, outside = self._within(x)
-        on_ramp, beyond = self._parts(x)
-        half, v = self.width / 2, z - self.threshold
-        error = on_ramp / self._height - self._fill(z)
-        ramp = self._height * (half * error**2 + error * (v.clamp(-half, half) - v))
-        return infinite(outside, ramp + ReLU().gap(beyond, z - self._end))
-
-    def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """How far ``x`` climbs the ramp, and how far it goes beyond."""
-        return (x - self.value).clamp(max=self._height), (x - self._end).relu()
-
-    def _fill(self, z: Tensor) -> Tensor:
-        """How much of the ramp lies below ``z``, between 0 and 1."""
-        v = z - self.threshold
-        return (v / self.width + 0.5).clamp(0, 1) if self.width > 0 else (v > 0).to(z.dtype)
 
 
 @final
@@ -240,17 +254,8 @@ class Hardshrink(Activation):
             return F.hardshrink(z, self.lambd)
         return self._side.phi(z) - self._side.phi(-z)
 
-    def primitive(self, z: Tensor) -> Tensor:
-        return self._side.primitive(z) + self._side.primitive(-z)
-
     def conjugate(self, x: Tensor) -> Tensor:
         return self._side.conjugate(x.abs())
-
-    def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        side = self._side
-        right = side.gap(x.clamp(min=0), z) + side.primitive(-z)
-        left = side.gap((-x).clamp(min=0), -z) + side.primitive(z)
-        return torch.where(x >= 0, right, left)
 
     def to_module(self) -> nn.Module:
         return nn.Hardshrink(self.lambd) if self.width == 0 else super().to_module()

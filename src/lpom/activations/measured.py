@@ -1,0 +1,213 @@
+"""Functions known by readings: tables of values, one for all units or one for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lpom.activations.base import Activation, double, infinite
+
+Numbers = tuple[float, ...]
+
+
+@final
+@dataclass(frozen=True)
+class Table(Activation):
+    r"""Straight lines between the points ``(z[k], values[k])``, constant beyond the ends.
+
+    ``values`` may hold one list per unit: unit j along the dimension ``dim`` of the input then
+    has the curve ``values[j]``. With :math:`A_k` the area up to :math:`z_k` and
+    :math:`u = z - z_k`, :math:`\Phi(z) = A_k + v_k u + s_k u^2 / 2` on a piece of slope
+    :math:`s_k`, and :math:`\Phi^*(x) = x p - \Phi(p)` at any :math:`p` with
+    :math:`\phi(p) = x`.
+
+    ``noise`` is the standard deviation of a reading, where the values are readings: the smallest
+    displacement that a rule should take follows from it.
+    """
+
+    z: Numbers
+    values: Numbers | tuple[Numbers, ...]
+    noise: float = 0.0
+    dim: int = -1
+
+    name = "table"
+    formula = "lines between measured values"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "z", tuple(map(float, self.z)))
+        shared = not self.values or not isinstance(self.values[0], tuple | list)
+        curves = [self.values] if shared else self.values
+        rows = tuple(tuple(map(float, row)) for row in curves)  # type: ignore[arg-type]
+        object.__setattr__(self, "values", rows[0] if shared else rows)
+        for row in rows:
+            if len(self.z) != len(row) or len(row) < 2:
+                raise ValueError(
+                    "a table needs as many values as z, and at least 2, "
+                    f"got {len(row)} values and {len(self.z)} z."
+                )
+        if not all(map(math.isfinite, [*self.z, *(value for row in rows for value in row)])):
+            raise ValueError("a table needs finite numbers, got NaN or infinity; leave them out.")
+        for low, high in zip(self.z, self.z[1:], strict=False):
+            if not low < high:
+                raise ValueError(
+                    f"z of a table must increase, got {low:g} and then {high:g}; sort the points, "
+                    "and average those measured at the same z."
+                )
+        if self.lower == self.upper:
+            raise ValueError(f"values of a table must differ, got {self.lower:g} for all of them.")
+
+    @cached_property
+    def _rows(self) -> np.ndarray[Any, Any]:
+        """Values, one row per unit."""
+        return np.atleast_2d(np.asarray(self.values, dtype=np.float64))
+
+    # Arrays and not tensors: what is made while torch traces a module must not be kept.
+    @cached_property
+    def _slopes(self) -> np.ndarray[Any, Any]:
+        slopes: np.ndarray[Any, Any] = np.diff(self._rows) / np.diff(self.z)
+        return slopes
+
+    @cached_property
+    def _areas(self) -> np.ndarray[Any, Any]:
+        """The area up to every knot."""
+        panels = np.diff(self.z) * (self._rows[:, 1:] + self._rows[:, :-1]) / 2
+        return np.pad(panels.cumsum(1), ((0, 0), (1, 0)))
+
+    @property
+    def lipschitz(self) -> float:
+        return float(np.abs(self._slopes).max())
+
+    @property
+    def slope_bound(self) -> float:  # type: ignore[override]
+        return max(0.0, -float(self._slopes.min()))
+
+    @property
+    def lower(self) -> float:
+        return float(self._rows.min())
+
+    @property
+    def upper(self) -> float:
+        return float(self._rows.max())
+
+    @property
+    def kinks(self) -> Numbers | None:
+        return self.z if len(self._rows) == 1 else None
+
+    def phi(self, z: Tensor) -> Tensor:
+        return self._by_unit(_interpolated, z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return self._by_unit(_area, double(z)).to(z.dtype)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        if self.slope_bound > 0:
+            raise ValueError(
+                "a table that is not monotone has no conjugate and no gap; use those of its "
+                "monotone part, lpom.activations.split(activation)[1]."
+            )
+        inside, outside = self._within(x)
+        wide = double(inside)
+        return infinite(outside, self._by_unit(_conjugate, wide).to(x.dtype))
+
+    def _within(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inside = self._by_unit(lambda x, _, values, *__: x.clamp(values[:, :1], values[:, -1:]), x)
+        return inside, (inside - x).abs() > 0
+
+    def _by_unit(self, function: Callable[..., Tensor], z: Tensor) -> Tensor:
+        """``function`` of z as one row per unit, knots, values, slopes and areas."""
+        curves = np.asarray(self.z), self._rows, self._slopes, self._areas
+        tables = [torch.as_tensor(each, dtype=z.dtype, device=z.device) for each in curves]
+        units = len(self._rows)
+        if units == 1:
+            return function(z.reshape(1, -1), *tables).reshape(z.shape)
+        if z.ndim < max(-self.dim, self.dim + 1) or z.shape[self.dim] != units:
+            raise ValueError(
+                f"a table of {units} units needs an input with as many along dimension "
+                f"{self.dim}, got one of shape {tuple(z.shape)}."
+            )
+        moved = z.movedim(self.dim, 0)
+        return function(moved.reshape(units, -1), *tables).reshape(moved.shape).movedim(0, self.dim)
+
+
+def from_table(z: Any, values: Any, *, noise: float = 0.0, dim: int = -1) -> Activation:
+    """An activation from measured values, monotone or not.
+
+    Between the points it is linear, beyond the first and the last it stays constant: nothing was
+    measured there. Unlike a function of your own it is saved with the network, as data.
+
+    Parameters
+    ----------
+    z : numbers
+        The inputs, increasing; a list, an array or a tensor.
+    values : numbers
+        What came out at each, or one list of that for every unit.
+    noise : float
+        Standard deviation of a reading.
+    dim : int
+        The dimension of the input along which units differ.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from_table([-1, 0, 2], [0, 0.5, 1]).phi(torch.tensor([-3.0, -0.5, 1.0, 9.0]))
+    tensor([0.0000, 0.2500, 0.7500, 1.0000])
+    >>> from_table([0, 1], [[0, 1], [3, 1]]).phi(torch.tensor([[0.5, 0.5]]))
+    tensor([[0.5000, 2.0000]])
+    """
+    return Table(_listed("z", z), _listed("values", values), noise, dim)
+
+
+def _listed(name: str, numbers: Any) -> tuple[Any, ...]:
+    if isinstance(numbers, Tensor | np.ndarray):
+        numbers = numbers.tolist()
+    if not isinstance(numbers, list | tuple):
+        raise TypeError(
+            f"{name} of from_table must be a list, an array or a tensor of numbers, got "
+            f"{type(numbers).__name__}."
+        )
+    return tuple(_listed(name, each) if not _is_number(each) else each for each in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number)
+
+
+def _interpolated(
+    z: Tensor, knots: Tensor, values: Tensor, slopes: Tensor, areas: Tensor
+) -> Tensor:
+    k, u = _piece(knots, z)
+    start, stop = values.gather(1, k), values.gather(1, k + 1)
+    line = start + slopes.gather(1, k) * u
+    # rounding must not leave the piece's range
+    return torch.clamp(line, torch.minimum(start, stop), torch.maximum(start, stop))
+
+
+def _area(z: Tensor, knots: Tensor, values: Tensor, slopes: Tensor, areas: Tensor) -> Tensor:
+    k, u = _piece(knots, z)
+    area = areas.gather(1, k) + values.gather(1, k) * u + slopes.gather(1, k) / 2 * u**2
+    below, above = torch.relu(knots[0] - z), torch.relu(z - knots[-1])
+    return area - values[:, :1] * below + values[:, -1:] * above
+
+
+def _conjugate(x: Tensor, knots: Tensor, values: Tensor, slopes: Tensor, areas: Tensor) -> Tensor:
+    at = x.detach().contiguous()
+    k = (torch.searchsorted(values, at) - 1).clamp(0, len(knots) - 2)
+    slope = slopes.gather(1, k)
+    climb = torch.where(slope > 0, (at - values.gather(1, k)) / slope, 0)
+    p = knots[k] + climb
+    return x * p - _area(p, knots, values, slopes, areas)
+
+
+def _piece(knots: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """The piece that holds ``z``, by the number of its left knot, and how far into it z lies."""
+    inner = z.clamp(knots[0], knots[-1])
+    right = torch.searchsorted(knots, inner.detach().contiguous(), right=True)
+    k = (right - 1).clamp(0, len(knots) - 2)
+    return k, inner - knots[k]

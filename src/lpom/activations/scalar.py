@@ -1,0 +1,663 @@
+"""Elementwise functions without jumps: clipped lines, smooth ones, and those that turn back."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.special import xlog1py
+
+from lpom.activations.base import Activation, double, infinite, positive
+from lpom.activations.numerical import Numerical, gauss_legendre
+
+
+class Clipped(Activation):
+    r"""A line :math:`s z + b` cut at ``lower`` and ``upper``.
+
+    Its conjugate is :math:`x (x / 2 - b) / s` between them.
+    """
+
+    slope = 1.0
+    offset = 0.0
+
+    @property
+    def lipschitz(self) -> float:
+        return self.slope
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return tuple(end for end in self._ends if math.isfinite(end))
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        """Where the line is cut, in units of z."""
+        return (self.lower - self.offset) / self.slope, (self.upper - self.offset) / self.slope
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        x, outside = self._within(x)
+        return infinite(outside, x * (x / 2 - self.offset) / self.slope)
+
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        # phi is a projection: what part of the pull it lets through, without a difference
+        low, high = self._ends
+        inside = z.clamp(low, high)
+        answer = torch.clamp(pull - (z - inside), min=inside - high, max=inside - low)
+        return answer if self.slope == 1 else self.slope * answer
+
+
+@final
+@dataclass(frozen=True)
+class Identity(Clipped):
+    """No activation at all."""
+
+    name = "identity"
+    module = nn.Identity
+    formula = "z"
+    lower = -math.inf
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return z
+
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        return pull.expand_as(z) if pull.ndim < z.ndim else pull
+
+
+@final
+@dataclass(frozen=True)
+class ReLU(Clipped):
+    r"""Rectifier :math:`\max(z, 0)`."""
+
+    name = "relu"
+    module = nn.ReLU
+    formula = "max(z, 0)"
+    lower = 0.0
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.relu(z)
+
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        return torch.minimum(z, pull) - z.clamp(max=0)
+
+
+@final
+@dataclass(frozen=True)
+class Clamp(Clipped):
+    """``z`` cut at ``min`` and at ``max``; None leaves that side open."""
+
+    min: float | None = 0.0
+    max: float | None = None
+
+    name = "clamp"
+    formula = "z, at least min and at most max"
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.lower + self.upper) or not self.lower < self.upper:
+            raise ValueError(
+                f"clamp needs min < max, got min={self.min!r} and max={self.max!r}; use None for "
+                "no bound."
+            )
+
+    @property
+    def lower(self) -> float:
+        return -math.inf if self.min is None else self.min
+
+    @property
+    def upper(self) -> float:
+        return math.inf if self.max is None else self.max
+
+    def phi(self, z: Tensor) -> Tensor:
+        return z.clamp(self.lower, self.upper)
+
+
+@final
+@dataclass(frozen=True)
+class Hardtanh(Clipped):
+    """``z`` clipped to ``[min_val, max_val]``."""
+
+    min_val: float = -1.0
+    max_val: float = 1.0
+
+    name = "hardtanh"
+    module = nn.Hardtanh
+    formula = "z clipped to its range"
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.min_val < self.max_val < math.inf:
+            raise ValueError(
+                "hardtanh needs finite min_val < max_val, "
+                f"got min_val={self.min_val!r} and max_val={self.max_val!r}."
+            )
+
+    @property
+    def lower(self) -> float:
+        return self.min_val
+
+    @property
+    def upper(self) -> float:
+        return self.max_val
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.hardtanh(z, self.min_val, self.max_val)
+
+
+@final
+@dataclass(frozen=True)
+class Hardsigmoid(Clipped):
+    """``z / 6 + 1 / 2`` clipped to ``[0, 1]``."""
+
+    name = "hardsigmoid"
+    module = nn.Hardsigmoid
+    formula = "z / 6 + 1 / 2 clipped to its range"
+    slope = 1 / 6
+    offset = 0.5
+    lower = 0.0
+    upper = 1.0
+    _ends = (-3.0, 3.0)
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.hardsigmoid(z)
+
+
+@final
+@dataclass(frozen=True)
+class ReLU6(Clipped):
+    """``z`` clipped to ``[0, 6]``."""
+
+    name = "relu6"
+    module = nn.ReLU6
+    formula = "z clipped to its range"
+    lower = 0.0
+    upper = 6.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.relu6(z)
+
+
+@final
+@dataclass(frozen=True)
+class LeakyReLU(Activation):
+    r""":math:`z` for :math:`z \ge 0`, else :math:`s z` with a slope :math:`0 < s \le 1`."""
+
+    negative_slope: float = 0.01
+
+    name = "leaky_relu"
+    module = nn.LeakyReLU
+    formula = "z if z > 0, else slope z"
+    kinks = (0.0,)
+    lipschitz = 1.0
+    lower = -math.inf
+    upper = math.inf
+
+    def __post_init__(self) -> None:
+        if not 0 < self.negative_slope <= 1:
+            raise ValueError(
+                "negative_slope of leaky_relu must lie in (0, 1], "
+                f"got {self.negative_slope!r}; for 0 use 'relu'."
+            )
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.leaky_relu(z, self.negative_slope)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        return torch.where(x >= 0, x**2 / 2, x**2 / (2 * self.negative_slope))
+
+    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+        above = torch.minimum(z, pull) - z.clamp(max=0)
+        return self.negative_slope * pull + (1 - self.negative_slope) * above
+
+
+@final
+@dataclass(frozen=True)
+class Softshrink(Activation):
+    r"""``z`` moved towards 0 by ``lambd``, and 0 where that would pass it.
+
+    The proximal operator of :math:`\lambda |x|`, so :math:`\Phi^*(x) = x^2 / 2 + \lambda |x|`.
+    """
+
+    lambd: float = 0.5
+
+    name = "softshrink"
+    module = nn.Softshrink
+    formula = "z moved towards 0 by lambd, at most to 0"
+    lipschitz = 1.0
+    lower = -math.inf
+    upper = math.inf
+
+    def __post_init__(self) -> None:
+        positive(self.lambd, "lambd of softshrink")
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return (-self.lambd, self.lambd)
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.softshrink(z, self.lambd)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        return x**2 / 2 + self.lambd * x.abs()
+
+
+@final
+@dataclass(frozen=True)
+class Sigmoid(Activation):
+    r"""Logistic function :math:`1 / (1 + e^{-z})`; its primitive is :math:`\log(1 + e^z)`."""
+
+    name = "sigmoid"
+    module = nn.Sigmoid
+    formula = "1 / (1 + exp(-z))"
+    lipschitz = 0.25
+    lower = 0.0
+    upper = 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return -F.logsigmoid(-z)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        x, outside = self._within(x)
+        return infinite(outside, torch.xlogy(x, x) + xlog1py(1 - x, -x))
+
+
+@final
+@dataclass(frozen=True)
+class Tanh(Activation):
+    r"""Hyperbolic tangent; its primitive is :math:`\log \cosh z`."""
+
+    name = "tanh"
+    module = nn.Tanh
+    formula = "tanh(z)"
+    lipschitz = 1.0
+    lower = -1.0
+    upper = 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.tanh(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        size = _size(z)
+        return size + (torch.log1p(torch.exp(-2 * size)) - math.log(2))
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        x, outside = self._within(x)
+        return infinite(outside, (xlog1py(1 + x, x) + xlog1py(1 - x, -x)) / 2)
+
+
+@final
+@dataclass(frozen=True)
+class Softsign(Activation):
+    r""":math:`z / (1 + |z|)`; its primitive is :math:`|z| - \log(1 + |z|)`.
+
+    The conjugate :math:`-|x| - \log(1 - |x|)` is infinite at the ends of the range, which
+    :math:`\phi` reaches by rounding alone: they count as the number next to them.
+    """
+
+    name = "softsign"
+    module = nn.Softsign
+    formula = "z / (1 + |z|)"
+    lipschitz = 1.0
+    lower = -1.0
+    upper = 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.softsign(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        size = _size(z)
+        return size - torch.log1p(size)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        x, outside = self._within(x)
+        size = _size(x)
+        return infinite(outside, -size - torch.log1p(-size))
+
+    def _within(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        most = 1 - torch.finfo(x.dtype).eps / 2  # the largest number below 1
+        return x.clamp(-most, most), x.abs() > 1
+
+
+@final
+@dataclass(frozen=True)
+class Softplus(Activation):
+    r""":math:`\log(1 + e^{\beta z}) / \beta`, a smooth ReLU.
+
+    For :math:`\beta = 1` the primitive is a dilogarithm, :math:`-\mathrm{Li}_2(-e^z)`, with
+
+    .. math:: \Phi(z) + \Phi(-z) = z^2 / 2 + \pi^2 / 6,
+
+    so that only :math:`z \le 0` is integrated numerically. Other :math:`\beta` follow from
+    :math:`\Phi_\beta(z) = \Phi(\beta z) / \beta^2`. As in ``nn.Softplus``, :math:`\phi` is
+    exactly linear above :math:`\beta z = 20`, where it differs by less than 3e-9.
+    """
+
+    beta: float = 1.0
+
+    name = "softplus"
+    module = nn.Softplus
+    formula = "log(1 + exp(beta z)) / beta"
+    lipschitz = 1.0
+    lower = 0.0
+    upper = math.inf
+
+    def __post_init__(self) -> None:
+        positive(self.beta, "beta of softplus")
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.softplus(z, self.beta)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return _softplus_area(self.beta * z) / self.beta**2
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        inside, outside = self._within(x)
+        wide = self.beta * double(inside)
+        p = wide + torch.log(-torch.expm1(-wide.clamp(min=1e-307)))  # phi(p) = x
+        conjugate = (wide * p - _softplus_area(p)) / self.beta**2
+        return infinite(outside, conjugate.to(x.dtype))
+
+
+@final
+@dataclass(frozen=True)
+class LogSigmoid(Activation):
+    r""":math:`\log(1 / (1 + e^{-z}))`, a softplus turned by half a circle: :math:`-\phi(-z)`."""
+
+    name = "logsigmoid"
+    module = nn.LogSigmoid
+    formula = "-log(1 + exp(-z))"
+    lipschitz = 1.0
+    lower = -math.inf
+    upper = 0.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.logsigmoid(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return _softplus_area(-z)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        return Softplus().conjugate(-x)
+
+
+class _Exponential(Activation):
+    r""":math:`s z` for :math:`z \ge 0`, else :math:`a (e^{z / c} - 1)`, all three above 0.
+
+    To the left :math:`\Phi(z) = a (c (e^{z / c} - 1) - z)`, and with :math:`r = x / a`
+
+    .. math:: \Phi^*(x) = a c (1 + r) \log(1 + r) - c x.
+    """
+
+    upper = math.inf
+
+    @property
+    @abstractmethod
+    def _shape(self) -> tuple[float, float, float]:
+        """Slope s, depth a, decay c."""
+
+    @property
+    def lipschitz(self) -> float:
+        s, a, c = self._shape
+        return max(s, a / c)
+
+    @property
+    def lower(self) -> float:
+        return -self._shape[1]
+
+    def primitive(self, z: Tensor) -> Tensor:
+        s, a, c = self._shape
+        left = z.clamp(max=0)
+        return s / 2 * z.relu() ** 2 + a * (c * torch.expm1(left / c) - left)
+
+    def conjugate(self, x: Tensor) -> Tensor:
+        s, a, c = self._shape
+        x, outside = self._within(x)
+        left = x.clamp(max=0)
+        ratio = (left / a).clamp(min=-1)
+        entropy: Tensor = xlog1py(1 + ratio, ratio)
+        return infinite(outside, x.relu() ** 2 / (2 * s) + c * (a * entropy - left))
+
+
+@final
+@dataclass(frozen=True)
+class ELU(_Exponential):
+    r"""Exponential linear unit: :math:`z` for :math:`z \ge 0`, else :math:`\alpha (e^z - 1)`."""
+
+    alpha: float = 1.0
+
+    name = "elu"
+    module = nn.ELU
+    formula = "z if z > 0, else alpha (exp(z) - 1)"
+
+    def __post_init__(self) -> None:
+        positive(self.alpha, "alpha of elu")
+
+    @property
+    def _shape(self) -> tuple[float, float, float]:
+        return 1.0, self.alpha, 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.elu(z, self.alpha)
+
+
+@final
+@dataclass(frozen=True)
+class CELU(_Exponential):
+    r"""ELU with slope 1 on both sides of 0: :math:`\alpha (e^{z / \alpha} - 1)` to the left."""
+
+    alpha: float = 1.0
+
+    name = "celu"
+    module = nn.CELU
+    formula = "z if z > 0, else alpha (exp(z / alpha) - 1)"
+
+    def __post_init__(self) -> None:
+        positive(self.alpha, "alpha of celu")
+
+    @property
+    def _shape(self) -> tuple[float, float, float]:
+        return 1.0, self.alpha, self.alpha
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.celu(z, self.alpha)
+
+
+@final
+@dataclass(frozen=True)
+class SELU(_Exponential):
+    """ELU scaled by the two constants of self-normalising networks, as in ``nn.SELU``."""
+
+    name = "selu"
+    module = nn.SELU
+    formula = "1.0507 z if z > 0, else 1.7581 (exp(z) - 1)"
+
+    alpha = 1.6732632423543772848170429916717
+    scale = 1.0507009873554804934193349852946
+    _shape = (scale, scale * alpha, 1.0)
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.selu(z)
+
+
+@final
+@dataclass(frozen=True)
+class GELU(Numerical):
+    r""":math:`z` times the normal distribution function, or its approximation by tanh."""
+
+    approximate: str = "none"
+
+    name = "gelu"
+    module = nn.GELU
+    formula = "z times the probability that a normal number is below z"
+    upper = math.inf
+
+    def __post_init__(self) -> None:
+        if self.approximate not in ("none", "tanh"):
+            raise ValueError(
+                f"approximate of gelu must be 'none' or 'tanh', got {self.approximate!r}."
+            )
+
+    @property
+    def slope_bound(self) -> float:  # type: ignore[override]
+        return 0.1289041452 if self.approximate == "none" else 0.1289930688
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 + self.slope_bound
+
+    @property
+    def lower(self) -> float:
+        return -0.1699712075 if self.approximate == "none" else -0.1700407506
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.gelu(z, approximate=self.approximate)
+
+
+@final
+@dataclass(frozen=True)
+class SiLU(Numerical):
+    """``z`` times its sigmoid, also called swish."""
+
+    name = "silu"
+    module = nn.SiLU
+    formula = "z / (1 + exp(-z))"
+    slope_bound = 0.0998393202
+    lipschitz = 1.0998393202
+    lower = -0.2784645428
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.silu(z)
+
+
+@final
+@dataclass(frozen=True)
+class Mish(Numerical):
+    """``z`` times the tanh of its softplus."""
+
+    name = "mish"
+    module = nn.Mish
+    formula = "z tanh(log(1 + exp(z)))"
+    slope_bound = 0.1125261224
+    lipschitz = 1.0884981613
+    lower = -0.3088434131
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.mish(z)
+
+
+@final
+@dataclass(frozen=True)
+class Hardswish(Numerical):
+    """``z`` times its hardsigmoid."""
+
+    name = "hardswish"
+    module = nn.Hardswish
+    formula = "z times (z + 3) / 6 clipped to [0, 1]"
+    slope_bound = 0.5
+    lipschitz = 1.5
+    lower = -0.375
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return F.hardswish(z)
+
+
+class _Wave(Numerical):
+    slope_bound = 1.0
+    lipschitz = 1.0
+    lower = -1.0
+    upper = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class Sine(_Wave):
+    """The sine, as in networks for signals and coordinates."""
+
+    name = "sine"
+    formula = "sin(z)"
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.sin(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return -torch.cos(z)
+
+
+@final
+@dataclass(frozen=True)
+class Cosine(_Wave):
+    """The cosine."""
+
+    name = "cosine"
+    formula = "cos(z)"
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.cos(z)
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return torch.sin(z)
+
+
+@final
+@dataclass(frozen=True)
+class Gaussian(Numerical):
+    r"""A bump, :math:`e^{-z^2}`: a unit that answers near one value alone."""
+
+    name = "gaussian"
+    formula = "exp(-z^2)"
+    slope_bound = math.sqrt(2 / math.e)
+    lipschitz = slope_bound
+    lower = 0.0
+    upper = 1.0
+
+    def phi(self, z: Tensor) -> Tensor:
+        return torch.exp(-(z**2))
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return math.sqrt(math.pi) / 2 * torch.erf(z)
+
+
+@final
+@dataclass(frozen=True)
+class Absolute(Numerical):
+    """The absolute value."""
+
+    name = "absolute"
+    formula = "|z|"
+    kinks = (0.0,)
+    slope_bound = 1.0
+    lipschitz = 1.0
+    lower = 0.0
+    upper = math.inf
+
+    def phi(self, z: Tensor) -> Tensor:
+        return z.abs()
+
+    def primitive(self, z: Tensor) -> Tensor:
+        return z * z.abs() / 2
+
+
+def _size(z: Tensor) -> Tensor:
+    """``abs(z)`` with slope -1 at 0, so that autograd gets the sum with an odd term right."""
+    return torch.where(z > 0, z, -z)
+
+
+_NODES = gauss_legendre(14)
+
+
+def _softplus_area(z: Tensor) -> Tensor:
+    r""":math:`-\mathrm{Li}_2(-e^z)`; by quadrature of :math:`\log(1 + q t) / t`, q = e^{-|z|}."""
+    q = torch.exp(-_size(z))
+    tail = torch.zeros_like(q)
+    for t, weight in _NODES:
+        tail = tail + (weight / t) * torch.log1p(q * t)
+    return torch.where(z > 0, z**2 / 2 + (math.pi**2 / 6 - tail), tail)
