@@ -684,7 +684,9 @@ def test_a_function_that_turns_back_is_split_in_two(activation):
         (activation.lower, min(activation.upper, float(x.max()))), abs=1e-6
     )
     with pytest.raises(ValueError, match="not monotone"):
-        activation.gap(x, z)
+        activation.conjugate(x)
+    assert activation.gap(x.flip(0), z).min() >= -1e-10
+    assert activation.gap(x, z).abs().max() < 1e-10 < activation.gap(x + 1e-3, z).min()
     assert part.gap(part.phi(z), z).abs().max() < 1e-10
     assert split(part) == (0.0, part) and split(ReLU()) == (0.0, ReLU())
 

@@ -75,7 +75,10 @@ def test_states_by_ridge_solve_their_normal_equations(sizes):
     assert float(gradient.abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize("activation", lpom.activations.names())
+MONOTONE = [a for a in lpom.activations.names() if not lpom.activations.get(a).slope_bound]
+
+
+@pytest.mark.parametrize("activation", MONOTONE)
 def test_pre_activations_are_never_worse_than_a_fine_grid(activation):
     generator = torch.Generator().manual_seed(0)
     act = activation_of(activation)

@@ -23,7 +23,11 @@ from . import networks
 
 #: Every elementwise activation, jumps as ramps of width 1/2; some with other parameters.
 ACTIVATIONS: list[Activation] = [
-    *(activations.get(name).smoothed(0.5) for name in activations.names()),
+    *(
+        activations.get(name).smoothed(0.5)
+        for name in activations.names()
+        if not activations.get(name).slope_bound
+    ),
     LeakyReLU(0.3),
     ELU(2.0),
     Softplus(3.0),

@@ -88,7 +88,15 @@ class Activation(ABC):
         return (x * wide - self.conjugate(x)).to(z.dtype)
 
     def gap(self, x: Tensor, z: Tensor) -> Tensor:
-        """Fenchel-Young gap, computed in float64: zero exactly where ``x == phi(z)``."""
+        r"""Fenchel-Young gap, computed in float64: zero exactly where ``x == phi(z)``.
+
+        Of a function that is not monotone that of its monotone part, at :math:`x + c z`.
+        """
+        if self.slope_bound > 0:
+            from lpom.activations.numerical import split
+
+            c, part = split(self)
+            return part.gap(x + c * z, z)
         inside, outside = self._within(x)
         inside, wide = self._within(double(inside))[0], double(z)
         total = self.conjugate(inside) + self.primitive(wide) - inside * wide

@@ -109,8 +109,8 @@ class Table(Activation):
     def conjugate(self, x: Tensor) -> Tensor:
         if self.slope_bound > 0:
             raise ValueError(
-                "a table that is not monotone has no conjugate and no gap; use those of its "
-                "monotone part, lpom.activations.split(activation)[1]."
+                "a table that is not monotone has no conjugate; use that of its monotone part, "
+                "lpom.activations.split(activation)[1]."
             )
         inside, outside = self._within(x)
         wide = double(inside)

@@ -44,8 +44,8 @@ class Numerical(Activation):
     def conjugate(self, x: Tensor) -> Tensor:
         if self.slope_bound > 0:
             raise ValueError(
-                f"{self.name} is not monotone, so it has no conjugate and no gap; use those of "
-                "its monotone part, lpom.activations.split(activation)[1]."
+                f"{self.name} is not monotone, so it has no conjugate; use that of its monotone "
+                "part, lpom.activations.split(activation)[1]."
             )
         x, outside = self._within(x)
         wide = double(x)
