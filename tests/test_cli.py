@@ -147,7 +147,7 @@ def test_folders_are_numbered_and_never_written_over(table):
 def test_options_reach_the_network_the_method_and_the_loss(table):
     shown = call(
         "train", *table, "--hidden", "7,5", "--activation", "tanh", "--output-activation", "elu",
-        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.most=2",
+        "--mu", "3,2,1", "--set", "states.order=top-down", "--set", "states.max_sweeps=2",
         "--loss", "squared", "--alpha", 0.5, "--class-weight", "tea=2,coffee=1",
         "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
@@ -357,7 +357,7 @@ def test_a_kind_of_weights_is_set_along_with_what_is_in_it():
     assert "weights.ridge=0.25" in said
     assert Run.read(Path("run")).config["method"]["weights"]["exact"]["ridge"] == 0.25
     shown = " ".join(call("info", "run").split())
-    assert "states.most=1" in shown and "weights=exact, " in shown and "{" not in shown
+    assert "states.max_sweeps=1" in shown and "weights=exact, " in shown and "{" not in shown
 
 
 def test_what_is_said_of_a_run_that_is_no_better_than_the_majority():
@@ -542,13 +542,13 @@ def test_a_warning_is_a_line(table, monkeypatch):
             ("iris", "--set", "states.order=topdown"),
             "unknown order 'topdown'; did you mean 'top-down'",
         ),
-        (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.most=3, got 'mu'"),
+        (("iris", "--set", "mu"), "--set takes NAME=VALUE, e.g. states.max_sweeps=3, got 'mu'"),
         (("iris", "--hidden", "8,x"), "--hidden takes comma-separated integers.*got '8,x'"),
         (("iris", "--hidden", "0"), "integers above 0.*got"),
         (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
-        (("iris", "--set", "states.most=0"), "most must be an integer above 0, got 0"),
+        (("iris", "--set", "states.max_sweeps=0"), "most must be an integer above 0, got 0"),
         (("iris", "--method", "sgd", "--mu", 3), "SGD has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
@@ -556,7 +556,7 @@ def test_a_warning_is_a_line(table, monkeypatch):
         (("iris", "--alpha", -1), "alpha must be a number of at least 0, got -1"),
         (("iris", "--class-weight", "fair"), "--class-weight takes.*or balanced, got 'fair'"),
         (("iris", "--class-weight", "a=-1"), "--class-weight takes weights from 0 on, got a=-1"),
-        (("iris", "--set", "most=3"), "LPOM has no setting 'most'; it has mu.* states.most,"),
+        (("iris", "--set", "most=3"), "LPOM has no setting 'most'; it has mu.* states.max_sweeps,"),
         (("iris", "--set", "weights.ridge=1"), "Adaptive has no setting 'ridge'; it has optimizer"),
         (("diabetes", "--class-weight", "balanced"), "class weights are for one column of classes"),
         (("iris", "--device", "abacus"), "there is no device 'abacus' here"),

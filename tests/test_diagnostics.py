@@ -36,7 +36,7 @@ def test_norms_rates_and_tau_are_those_of_the_weights(data):
 
 
 def test_a_settled_network_fulfils_the_state_conditions(data):
-    settled = LPOM(mu=2.0, states=Sweeps("top-down", most=2000, tolerance=1e-12))
+    settled = LPOM(mu=2.0, states=Sweeps("top-down", max_sweeps=2000, tolerance=1e-12))
     found = lpom.diagnose(network(), *data, method=settled)
     assert max(layer.state_residual for layer in found.layers) < 1e-8
     assert all(layer.gap > 0 for layer in found.layers)

@@ -529,7 +529,7 @@ def test_method_parameters_can_be_set_on_a_name():
     assert (model.max_iter, model.get_params()["method__mu"]) == (7, 3.0)
     assert clone(model).method.mu == 3.0
     assert clone(model).method == model.method
-    assert model.set_params(method="lpom", method__states__most=2).method.states.most == 2
+    assert model.set_params(method="lpom", method__states__most=2).method.states.max_sweeps == 2
     assert model.method.mu == lpom.LPOM().mu
     untouched = MLPClassifier()
     with pytest.raises(ValueError, match="no setting 'nu'"):

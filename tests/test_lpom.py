@@ -87,7 +87,7 @@ def test_settings_are_checked_when_they_are_written_down():
         Sweeps("topdown")
     with pytest.raises(ValueError, match="rule"):
         Sweeps(rule="sfae")
-    with pytest.raises(ValueError, match="jumps should be Straight or Continuation.*got 3"):
+    with pytest.raises(ValueError, match="jumps should be StraightThrough or Continuation.*got 3"):
         LPOM(jumps=3)
 
 
@@ -95,7 +95,7 @@ def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe
     """A deep tanh network lies past the bound of Theorem 2 from the start."""
 
     def score(rule):
-        method = LPOM(mu=0.3, states=Sweeps("top-down", most=3, rule=rule))
+        method = LPOM(mu=0.3, states=Sweeps("top-down", max_sweeps=3, rule=rule))
         return accuracy(digits, (32,) * 8, "tanh", method, epochs=6)[0]
 
     with pytest.warns(ConvergenceWarning, match="diverge"):
@@ -108,7 +108,7 @@ def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe
 @pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
 def test_every_order_learns(digits, order):
     sweeps = 1 if order == "interleaved" else 3
-    score, _ = accuracy(digits, (60, 30), "relu", LPOM(states=Sweeps(order, most=sweeps)), epochs=8)
+    score, _ = accuracy(digits, (60, 30), "relu", LPOM(states=Sweeps(order, max_sweeps=sweeps)), epochs=8)
     assert score > 0.9
 
 
@@ -146,7 +146,7 @@ def test_sweeping_stops_when_states_settle(digits):
     """With a tolerance, many allowed sweeps end where few do, and the states are settled."""
     train, _ = digits
     model = lpom.mlp([64, 30, 20, 10], "tanh", seed=0)
-    settled = LPOM(states=Sweeps("top-down", most=500, tolerance=1e-4))
+    settled = LPOM(states=Sweeps("top-down", max_sweeps=500, tolerance=1e-4))
     residuals = [
         layer.state_residual for layer in lpom.diagnose(model, *train, method=settled).layers
     ]
@@ -252,7 +252,7 @@ def test_layers_that_share_a_weight_train_together(digits, order, weights):
     )
     X, y = X[:500], y[:500]
     before, _ = lpom.evaluate(model, X, y)
-    method = LPOM(mu=5.0, states=Sweeps(order, most=2), weights=weights)
+    method = LPOM(mu=5.0, states=Sweeps(order, max_sweeps=2), weights=weights)
     lpom.fit(model, X, y, method=method, epochs=2, seed=0)
     assert tied.weight is shared.weight
     assert lpom.evaluate(model, X, y)[0] < 0.8 * before
@@ -286,6 +286,6 @@ def test_no_activation_is_evaluated_under_autograd(digits, order, monkeypatch):
         torch.nn.Linear(20, 10),
     )
     (X, y), _ = digits
-    lpom.fit(model, X[:200], y[:200], method=LPOM(states=Sweeps(order, most=2)), epochs=1)
+    lpom.fit(model, X[:200], y[:200], method=LPOM(states=Sweeps(order, max_sweeps=2)), epochs=1)
     lpom.fit(model, X[:200], y[:200], method=LPOM(), epochs=1)
     assert watched and set(watched) == {(False, False, False)}

@@ -72,7 +72,7 @@ def test_eight_hidden_layers_as_matched_back_propagation(mnist, activation, leas
 def test_top_down_needs_the_safe_step(mnist):
 
     def score(rule):
-        method = LPOM(mu=0.3, states=Sweeps("top-down", most=3, rule=rule))
+        method = LPOM(mu=0.3, states=Sweeps("top-down", max_sweeps=3, rule=rule))
         return accuracy(mnist, (128,) * 8, "tanh", epochs=3, method=method)[0]
 
     with pytest.warns(ConvergenceWarning, match="diverge"):

@@ -27,12 +27,15 @@ if TYPE_CHECKING:
     )
     from lpom.lifting import Lifted, lift, unlift
     from lpom.methods import LPOM
-    from lpom.methods.choices import Adaptive, Continuation, Exact, Straight, Sweeps
+    from lpom.methods.jumps import Continuation, StraightThrough
     from lpom.networks.mlp import mlp
     from lpom.parallel import Parallel
     from lpom.runs import load
+    from lpom.states import Sweeps
     from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result
     from lpom.training.fit import evaluate, fit
+    from lpom.weights.adaptive import Adaptive
+    from lpom.weights.exact import Exact
 
 __version__ = "0.1.0"
 
@@ -56,7 +59,7 @@ __all__ = [
     "MLPRegressor",
     "Parallel",
     "Result",
-    "Straight",
+    "StraightThrough",
     "Sweeps",
     "UntrainableError",
     "activations",
@@ -93,12 +96,15 @@ _ROOMS = {
     ),
     "lifting": ("Lifted", "lift", "unlift"),
     "methods": ("LPOM",),
-    "methods.choices": ("Adaptive", "Continuation", "Exact", "Straight", "Sweeps"),
+    "methods.jumps": ("Continuation", "StraightThrough"),
     "networks.mlp": ("mlp",),
     "parallel": ("Parallel",),
     "runs": ("load",),
+    "states": ("Sweeps",),
     "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result"),
     "training.fit": ("evaluate", "fit"),
+    "weights.adaptive": ("Adaptive",),
+    "weights.exact": ("Exact",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

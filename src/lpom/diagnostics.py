@@ -15,7 +15,7 @@ from lpom.activations import Activation
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
 from lpom.modes import evaluating
-from lpom.objectives import (
+from lpom.objective import (
     Mu,
     Objective,
     evaluate,
@@ -135,11 +135,9 @@ def diagnose(
         state = chosen.init(problem)
         state.progress = 1.0
         state.penalised.at_end()
-        if chosen.mu == "auto":
-            chosen.feed_forward(problem, batch, state)  # which measures it
-        states, graph = chosen.settle(problem, batch, state)
-        X_all, mu = [x.detach() for x in states.X], state.mu
-        _, forward = takes.graph.feed_forward(batch.inputs)
+        states = chosen.settle(problem, batch, state)
+        graph, mu, X_all = states.graph, states.mu, [x.detach() for x in states.X]
+        _, forward = problem.graph.feed_forward(batch.inputs)
 
         penalty = state.penalised.value()
         value = evaluate(graph, task.loss, X_all, batch.target, mu, batch.weight, penalty=penalty)

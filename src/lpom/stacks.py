@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lpom.activations import Activation, Identity
 from lpom.graph import Graph
 from lpom.losses import Loss
-from lpom.states import CACHED, Learner
+from lpom._old_states import CACHED, Learner
 from lpom.weights.gradients import ones
 
 #: Columns of a product below which it takes less time to have them turned round.

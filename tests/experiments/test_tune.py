@@ -61,9 +61,9 @@ def test_candidates_are_different_points_of_the_space_and_the_defaults():
 
 
 def test_settings_of_training_and_of_the_method_find_their_places():
-    made = search().with_candidate({"hidden": (8,), "alpha": 2.0, "states.most": 3}, 11)
+    made = search().with_candidate({"hidden": (8,), "alpha": 2.0, "states.max_sweeps": 3}, 11)
     assert (made.hidden, made.alpha, made.epochs) == ((8,), 2.0, 11)
-    assert made.method_settings == {"states__most": 3}
+    assert made.method_settings == {"states__max_sweeps": 3}
 
 
 @pytest.mark.parametrize("method", ["lpom", "adam", "bcd"])
@@ -162,7 +162,7 @@ def test_the_command_prints_its_space_and_ends_with_one_that_trains(tmp_path, mo
     frame = pd.DataFrame(rng.normal(size=(90, 3)), columns=["a b", "c", "d"])
     frame.assign(y=np.where(frame["c"] > 0, "yes", "no")).to_csv("t.csv", index=False)
     words = ["tune", "t.csv", "--target", "y", "--ignore", "a b", "--candidates", 4, "--epochs", 3]
-    vary = ["--vary", "hidden=4/4,3", "--vary", "alpha=0.5", "--vary", "states.most=1"]
+    vary = ["--vary", "hidden=4/4,3", "--vary", "alpha=0.5", "--vary", "states.max_sweeps=1"]
     done = invoke(*words, *vary)
     assert done.exit_code == 0, done.output
     assert "hidden         4 / 4,3" in done.stdout and "alpha          0.5\n" in done.stdout

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 import lpom
 from lpom import LPOM, Adaptive, DivergenceError, Exact, Sweeps
 from lpom.methods import METHODS
-from lpom.methods.choices import ORDERS
+from lpom.states import ORDERS
 
 pytestmark = pytest.mark.faults
 
@@ -35,7 +35,7 @@ def lpom_cases():
     weights += [Exact(ridge=ridge) for ridge in (0.0, 0.1, 10.0)]
     grid = itertools.product(MUS, ORDERS, (1, 3), weights)
     return [
-        LPOM(mu=mu, states=Sweeps(order=order, most=most), weights=weight)
+        LPOM(mu=mu, states=Sweeps(order=order, max_sweeps=most), weights=weight)
         for mu, order, most, weight in grid
     ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lpom
-from lpom import LPOM, Adaptive, Continuation, Exact, Straight, Sweeps
+from lpom import LPOM, Adaptive, Continuation, Exact, StraightThrough, Sweeps
 from lpom.methods import Batch, Problem
 from lpom.penalties import L1, Box
 
@@ -31,31 +31,31 @@ SETTINGS = {
     "small mu": lpom_with(mu=1.5),
     "mu by node": lpom_with(mu=BY_NODE),
     "sample weights": lpom_with(),
-    "top-down": lpom_with(states=Sweeps("top-down", most=2)),
+    "top-down": lpom_with(states=Sweeps("top-down", max_sweeps=2)),
     "top-down, plain": lpom_with(states=Sweeps("top-down", rule="plain"), mu=BY_NODE),
-    "paper": lpom_with(states=Sweeps("paper", most=3, rule="plain")),
-    "parallel": lpom_with(states=Sweeps("parallel", most=3, rule="plain")),
-    "safe": lpom_with(states=Sweeps(most=2, rule="safe"), mu=2.0),
-    "until settled": lpom_with(states=Sweeps("top-down", most=20, rule="safe", tolerance=1e-2)),
+    "paper": lpom_with(states=Sweeps("paper", max_sweeps=3, rule="plain")),
+    "parallel": lpom_with(states=Sweeps("parallel", max_sweeps=3, rule="plain")),
+    "safe": lpom_with(states=Sweeps(max_sweeps=2, rule="safe"), mu=2.0),
+    "until settled": lpom_with(states=Sweeps("top-down", max_sweeps=20, rule="safe", tolerance=1e-2)),
     "exact": lpom_with(weights=Exact(iterations=2, ridge=0.1)),
     "exact, weighted": lpom_with(
-        weights=Exact(iterations=1, ridge=0.1), states=Sweeps("top-down", most=2), mu=2.0
+        weights=Exact(iterations=1, ridge=0.1), states=Sweeps("top-down", max_sweeps=2), mu=2.0
     ),
     "penalties": lpom_with(penalties={"first*": L1(0.02), "*": Box(-0.4, 0.4)}),
     "penalties, exact": lpom_with(
         penalties={"first*": L1(0.02)}, weights=Exact(iterations=2, ridge=0.1)
     ),
-    "straight, width 0.8": lpom_with(jumps=Straight(0.8, relative=False)),
-    "straight, one spread": lpom_with(jumps=Straight(1.0)),
+    "straight, width 0.8": lpom_with(jumps=StraightThrough(0.8, relative=False)),
+    "straight, one spread": lpom_with(jumps=StraightThrough(1.0)),
     "straight, top-down": lpom_with(
-        jumps=Straight(0.8, relative=False), states=Sweeps("top-down", most=2)
+        jumps=StraightThrough(0.8, relative=False), states=Sweeps("top-down", max_sweeps=2)
     ),
     "straight, exact": lpom_with(
-        jumps=Straight(0.8, relative=False), weights=Exact(iterations=2, ridge=0.1)
+        jumps=StraightThrough(0.8, relative=False), weights=Exact(iterations=2, ridge=0.1)
     ),
     "continuation": lpom_with(jumps=Continuation(0.9, 0.3)),
     "continuation, top-down": lpom_with(
-        jumps=Continuation(0.9, 0.3), states=Sweeps("top-down", most=2)
+        jumps=Continuation(0.9, 0.3), states=Sweeps("top-down", max_sweeps=2)
     ),
 }
 WEIGHTED = {"sample weights", "exact, weighted"}

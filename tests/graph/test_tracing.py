@@ -492,9 +492,9 @@ def test_batch_norm_counts_every_batch_once_in_every_order():
     X, y = numbers(60, 6), torch.arange(60) % 3
     orders = [
         LPOM(),
-        LPOM(states=lpom.Sweeps("interleaved", most=3)),
-        LPOM(states=lpom.Sweeps("top-down", most=3)),
-        LPOM(states=lpom.Sweeps("paper", most=2)),
+        LPOM(states=lpom.Sweeps("interleaved", max_sweeps=3)),
+        LPOM(states=lpom.Sweeps("top-down", max_sweeps=3)),
+        LPOM(states=lpom.Sweeps("paper", max_sweeps=2)),
         LPOM(weights="exact"),
         "adam",
         "mac",

@@ -49,7 +49,7 @@ def backprop(learning_rate, steps=2000):
 
 SAFE = {"states": Sweeps("top-down", rule="safe"), "weights": "exact", "mu": 1.0}
 SETTLED = {
-    "states": Sweeps("top-down", most=40, rule="safe"),
+    "states": Sweeps("top-down", max_sweeps=40, rule="safe"),
     "weights": Exact(iterations=3, ridge=1e-4),
     "mu": 1.0,
 }

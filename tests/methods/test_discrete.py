@@ -152,7 +152,7 @@ def test_lpom_with_a_large_mu_takes_the_straight_through_step(data):
     model = made(Elementwise(Sign()))
     start = copy.deepcopy(model.state_dict())
     weights = lpom.Adaptive(optimizer="sgd", learning_rate=1.0)
-    jumps = lpom.Straight(2.0, relative=False)
+    jumps = lpom.StraightThrough(2.0, relative=False)
     fitted(model, *data, lpom.LPOM(mu=1e5, weights=weights, jumps=jumps), epochs=1)
     twin = made(Rule(JUMPS["sign"][1], inside(1)))
     functional.cross_entropy(twin(data[0]), data[1]).backward()

@@ -413,7 +413,7 @@ def test_the_parts_of_a_network_say_what_it_says():
 
 REFUSED = [
     ({"method": "adam"}, "DistributedDataParallel"),
-    ({"method": LPOM(states=Sweeps(most=2))}, "one plain interleaved sweep"),
+    ({"method": LPOM(states=Sweeps(max_sweeps=2))}, "one plain interleaved sweep"),
     ({"method": LPOM(states=Sweeps("parallel", 9, tolerance=1e-3))}, "sooner on one rank"),
     ({"method": LPOM(mu="auto")}, "mu='auto' looks at all layers"),
     ({"method": LPOM(weights=Adaptive("factored"))}, "optimizer='factored' turns"),

@@ -96,13 +96,13 @@ METHODS = {
     "adam": LPOM(mu=5.0),
     "sgd": LPOM(mu={"0.*": 4.0, "*": 5.0}, weights=Adaptive("sgd", 0.1, "constant")),
     "exact": LPOM(mu=5.0, weights=Exact(iterations=2, ridge=0.2)),
-    "atonce": LPOM(mu=5.0, states=Sweeps("parallel", most=4)),
+    "atonce": LPOM(mu=5.0, states=Sweeps("parallel", max_sweeps=4)),
     "atonceplain": LPOM(
         mu={"0.*": 4.0, "*": 5.0},
-        states=Sweeps("parallel", most=3, rule="plain"),
+        states=Sweeps("parallel", max_sweeps=3, rule="plain"),
         weights=Exact(iterations=2, ridge=0.2),
     ),
-    "topdown": LPOM(mu=5.0, states=Sweeps("top-down", most=2)),
+    "topdown": LPOM(mu=5.0, states=Sweeps("top-down", max_sweeps=2)),
 }
 
 

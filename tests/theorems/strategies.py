@@ -15,7 +15,7 @@ from lpom.activations import ELU, Activation, LeakyReLU, Softplus
 from lpom.graph import Graph, Switches, trace
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
-from lpom.methods.choices import Sweeps
+from lpom.states import Sweeps
 from lpom.objectives import evaluate
 from lpom.states import States
 

@@ -10,7 +10,9 @@ from torch.overrides import TorchFunctionMode
 import lpom
 from lpom import LPOM, activations
 from lpom.activations import Activation
-from lpom.methods.choices import ORDERS, Adaptive, Exact, Sweeps
+from lpom.states import ORDERS, Sweeps
+from lpom.weights.adaptive import Adaptive
+from lpom.weights.exact import Exact
 
 #: What torch's own activations are called, where a model is run by its own forward.
 CALLS = ("relu", "tanh", "sigmoid", "softmax", "layer_norm", "leaky_relu", "softplus", "hardtanh")
@@ -104,7 +106,7 @@ def test_no_activation_is_differentiated(name, order, weights, watched):
     y = torch.randint(0, 3, (24,), generator=generator)
     for most in (1, 2):
         before = [p.detach().clone() for p in model.parameters()]
-        method = LPOM(states=Sweeps(order=order, most=most), weights=weights)
+        method = LPOM(states=Sweeps(order=order, max_sweeps=most), weights=weights)
         lpom.fit(model, X, y, method=method, epochs=1, batch_size=12, seed=0)
         moved = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
         assert any(moved)

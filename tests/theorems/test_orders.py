@@ -12,7 +12,9 @@ from torch import Tensor
 
 from lpom import losses
 from lpom.methods import LPOM
-from lpom.methods.choices import ORDERS, Adaptive, Exact, Sweeps
+from lpom.states import ORDERS, Sweeps
+from lpom.weights.adaptive import Adaptive
+from lpom.weights.exact import Exact
 from lpom.weights.blocks import blocks
 
 from .algorithm2 import Fit, algorithm_2

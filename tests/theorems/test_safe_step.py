@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lpom import activations, losses, mlp
 from lpom.activations import Identity
 from lpom.methods import LPOM
-from lpom.methods.choices import Sweeps
+from lpom.states import Sweeps
 from lpom.methods.lpom import LPOMState
 from lpom.states import States
 

@@ -16,7 +16,9 @@ from lpom import losses
 from lpom.exceptions import CheckpointError
 from lpom.graph import trace
 from lpom.methods import LPOM, Batch, Problem
-from lpom.methods.choices import Adaptive, Exact, Sweeps
+from lpom.states import Sweeps
+from lpom.weights.adaptive import Adaptive
+from lpom.weights.exact import Exact
 from lpom.training import compiling
 
 compiles = pytest.mark.skipif(
@@ -270,7 +272,7 @@ def test_a_compiler_that_is_not_there_is_said(monkeypatch):
     ("method", "activation", "said"),
     [
         (LPOM(weights=Exact(ridge=0.1)), "relu", "adaptive weights"),
-        (LPOM(states=Sweeps(most=2)), "relu", "one interleaved sweep"),
+        (LPOM(states=Sweeps(max_sweeps=2)), "relu", "one interleaved sweep"),
         (LPOM(mu="auto"), "relu", "numbers for mu"),
         (LPOM(penalties=lpom.penalties.L1(1e-4)), "relu", "no penalties"),
         (LPOM(weights=Adaptive("factored")), "relu", "factored"),

@@ -205,7 +205,7 @@ def test_sample_weights_count_like_repeated_rows(digits):
     X, y = X[:60], y[:60]
     counts = torch.arange(60) % 3
     again = torch.repeat_interleave(torch.arange(60), counts)
-    for method in (LPOM(), LPOM(weights="exact"), LPOM(states=Sweeps("top-down", most=2))):
+    for method in (LPOM(), LPOM(weights="exact"), LPOM(states=Sweeps("top-down", max_sweeps=2))):
         a, b = (lpom.mlp([64, 12, 10], seed=0, dtype=torch.float64) for _ in range(2))
         options = {"method": method, "epochs": 3, "seed": 0}
         lpom.fit(a, X, y, sample_weight=counts, batch_size=60, **options)
@@ -313,7 +313,7 @@ def test_a_diverging_sweep_is_said(digits):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(3)
-    method = LPOM(mu=1.0, states=Sweeps("top-down", most=6, rule="plain"))
+    method = LPOM(mu=1.0, states=Sweeps("top-down", max_sweeps=6, rule="plain"))
     with pytest.warns(ConvergenceWarning, match="sweeps over the states diverge"):
         lpom.fit(model, *train, method=method, epochs=1, seed=0)
 
@@ -466,7 +466,7 @@ def test_a_layer_frozen_after_training_stays(digits):
     assert not torch.equal(before[2], after[2])
 
 
-@pytest.mark.parametrize("method", [LPOM(), LPOM(states=Sweeps(most=2)), "adam", "mac"])
+@pytest.mark.parametrize("method", [LPOM(), LPOM(states=Sweeps(max_sweeps=2)), "adam", "mac"])
 def test_a_state_goes_on_with_a_copy_of_the_model(method, digits):
     """As from a checkpoint: the copy learns what the model itself would have learnt."""
     train, _ = digits
@@ -672,7 +672,7 @@ def test_a_state_goes_on_with_settings_that_changed(digits):
     result = lpom.fit(model, X, y, epochs=1, method=LPOM(mu=20.0), seed=0)
     changed = [
         LPOM(mu=5.0, weights=Adaptive(learning_rate=1e-5)),
-        LPOM(states=Sweeps(most=3)),
+        LPOM(states=Sweeps(max_sweeps=3)),
         LPOM(weights="exact"),
         LPOM(weights=Adaptive("sgd")),
     ]

@@ -143,7 +143,7 @@ def test_a_batch_is_the_mean_of_its_rows_at_their_own_lengths(kind, options, eve
     model = Reader(kind, every_step, **options).double()
     rows = [k for k, n in enumerate(LENGTHS) if n > 1 or sweeps == 1]
     x, lengths, y = (part[rows] for part in data(every_step))
-    states = lpom.Sweeps("top-down", most=sweeps, rule="plain") if sweeps > 1 else lpom.Sweeps()
+    states = lpom.Sweeps("top-down", max_sweeps=sweeps, rule="plain") if sweeps > 1 else lpom.Sweeps()
     alone = []
     for k, n in enumerate(lengths.tolist()):
         row = slice(k, k + 1)
@@ -215,10 +215,10 @@ def test_batches_of_a_loader_may_have_steps_of_their_own(kind, every_step):
 def test_what_is_written_out_step_by_step_is_as_long_as_the_first_batch():
     model = Reader(nn.RNN, False, batch_first=True).double()
     with pytest.raises(DataError, match="4 steps has come.* the 2 of the first batch; pad the x"):
-        moved(model, Batches(False).loader, by=method(states=lpom.Sweeps(most=2)))
+        moved(model, Batches(False).loader, by=method(states=lpom.Sweeps(max_sweeps=2)))
     x, lengths, y = data(False)
     padded = DataLoader([((x[:1], lengths[:1]), y[:1]), ((x, lengths), y)], batch_size=None)
-    moved(model, padded, by=method(states=lpom.Sweeps(most=2)))
+    moved(model, padded, by=method(states=lpom.Sweeps(max_sweeps=2)))
 
 
 @pytest.mark.parametrize("every_step", [False, True])

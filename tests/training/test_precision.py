@@ -11,7 +11,7 @@ from torch import nn
 
 import lpom
 from lpom.methods import LPOM
-from lpom.methods.choices import Exact
+from lpom.weights.exact import Exact
 from lpom.training import precision
 from lpom.training.precision import Bfloat16, why_not
 

@@ -125,7 +125,7 @@ def test_it_learns_and_goes_on_bit_for_bit(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{"states": lpom.Sweeps(most=2)}, {"penalties": lpom.penalties.L1(1e-6)}],
+    [{"states": lpom.Sweeps(max_sweeps=2)}, {"penalties": lpom.penalties.L1(1e-6)}],
     ids=["two sweeps", "penalties"],
 )
 def test_where_it_is_adam_it_says_so(settings):

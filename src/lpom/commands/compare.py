@@ -56,7 +56,7 @@ def compare(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of a method, e.g. lpom.states.most=3; may be repeated.",
+            help="A setting of a method, e.g. lpom.states.max_sweeps=3; may be repeated.",
             rich_help_panel=TRAINING,
         ),
     ] = None,

@@ -246,7 +246,7 @@ def class_weight(text: str | None) -> str | dict[str, float] | None:
 
 def method_settings(method: str, texts: Sequence[str] | None) -> dict[str, Any]:
     """What --set says of a method, by the names of Python; refused now if it has no such."""
-    given = pairs("--set", "states.most=3", texts)
+    given = pairs("--set", "states.max_sweeps=3", texts)
     settings = {name.replace(".", "__"): value(text) for name, text in given.items()}
     try:
         methods.get(method).with_params(**settings)

@@ -85,7 +85,7 @@ def train(
         typer.Option(
             "--set",
             metavar="SETTING=VALUE",
-            help="Any other of the method, e.g. states.most=3; may be repeated.",
+            help="Any other of the method, e.g. states.max_sweeps=3; may be repeated.",
             rich_help_panel=TRAINING,
         ),
     ] = None,

@@ -52,7 +52,7 @@ def tune(
         typer.Option(
             metavar="NAME=A/B/...",
             help="Values of a setting to choose among, in place of those it has by itself, e.g. "
-            "hidden=50/300,100, alpha=0.1 or states.most=1/3; may be repeated.",
+            "hidden=50/300,100, alpha=0.1 or states.max_sweeps=1/3; may be repeated.",
             rich_help_panel=TRAINING,
         ),
     ] = None,

@@ -37,7 +37,7 @@ LEGEND = "Best first, by the loss on held-out training rows; – is the default.
 _UNFINISHED = "unfinished"
 _AS_SETTINGS = ("hidden", "activation", "learning_rate", "alpha", "batch_size")
 
-#: Values to choose among by the name of a setting: of training, or of its method (``states.most``).
+#: Values to choose among by the name of a setting: of training, or of its method (``states.max_sweeps``).
 Space: TypeAlias = Mapping[str, Sequence[Any]]
 Candidate: TypeAlias = dict[str, Any]
 

@@ -112,6 +112,19 @@ class Problem:
         return list(self.model.parameters())
 
     @cached_property
+    def parameter_names(self) -> dict[nn.Parameter, str]:
+        """The name of each weight in the model, the first where it has several."""
+        return {p: name for name, p in self.model.named_parameters()}
+
+    @cached_property
+    def has_graph(self) -> bool:
+        """Whether the model can be traced; that is tried now if it was not before."""
+        try:
+            return self.graph is not None
+        except UntrainableError:
+            return False
+
+    @cached_property
     def runner(self) -> Callable[..., Any]:
         """What runs the model in a step of back-propagation."""
         return self.compiled(self.model)

@@ -15,8 +15,8 @@ from lpom.checks import check_choice, check_pair
 from lpom.graph import Graph
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
-from lpom.methods.widths import MEASURE_EVERY
-from lpom.objectives import Objective, total
+from lpom.methods.jumps import MEASURE_EVERY
+from lpom.objective import Objective, total
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import geometric
 from lpom.weights.adaptive import Schedule
@@ -38,7 +38,7 @@ class _BackpropOnGraph(Method[OptimizerState]):
 
     def init(self, problem: Problem) -> OptimizerState:
         state = OptimizerState()
-        state.make(problem.graph, "adam", self.learning_rate, self.schedule)
+        state.make(problem, "adam", self.learning_rate, self.schedule)
         return state
 
     def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
@@ -88,8 +88,8 @@ class StraightThrough(_BackpropOnGraph):
         object.__setattr__(self, "penalties", by_pattern(self.penalties))
 
     def init(self, problem: Problem) -> PenalisedState:
-        state = PenalisedState(penalised=Penalised(self.penalties, problem.graph))
-        state.make(problem.graph, "adam", self.learning_rate, self.schedule)
+        state = PenalisedState(penalised=Penalised(self.penalties, problem.parameter_names))
+        state.make(problem, "adam", self.learning_rate, self.schedule)
         return state
 
     def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:

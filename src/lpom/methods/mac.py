@@ -16,7 +16,7 @@ from lpom.methods.blocks import half_square, ridge_states, slope
 from lpom.methods.optimizers import OptimizerState
 from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, least_squares
-from lpom.objectives import Objective, adjoint, total, value
+from lpom.objective import Objective, adjoint, total, value
 from lpom.weights.adaptive import Factory, Schedule
 from lpom.weights.gradients import Gradients
 
@@ -112,7 +112,7 @@ class MAC(Method[MACState]):
             problem.chain  # noqa: B018  (raises where there is none)
         state = MACState(mu=self.mu)
         if self.weights != "gauss-newton":
-            state.make(problem.graph, self.optimizer, self.learning_rate, self.schedule)
+            state.make(problem, self.optimizer, self.learning_rate, self.schedule)
         return state
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lpom.graph import Graph
 from lpom.losses import Loss
 from lpom.methods.base import Batch, Problem, State
-from lpom.methods.widths import Spreads
+from lpom.methods.jumps import Spreads
 from lpom.weights.adaptive import (
     Factory,
     Schedule,
@@ -66,9 +66,16 @@ class OptimizerState(State):
         if weights:
             torch._foreach_add_([W.grad for W in weights], values, alpha=self.weight_decay)
 
-    def move(self) -> None:
-        """Let the optimiser move the weights by their gradients."""
+    def clear_gradients(self) -> None:
+        """Weights that a step does not reach have no gradient, and do not move."""
         assert self.optimizer is not None  # init made it
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def move(self) -> None:
+        """Let the optimiser move the weights by their gradients and the weight decay."""
+        assert self.optimizer is not None  # init made it
+        if self.weight_decay:
+            self.add_decay()
         self.optimizer.step()
 
     def end_epoch(self) -> None:
@@ -158,6 +165,8 @@ class PenalisedState(OptimizerState):
 
     def move(self) -> None:
         assert self.optimizer is not None  # init made it
+        if self.weight_decay:
+            self.add_decay()
         self.penalised.step(self.optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,15 +185,12 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
 
     Returns the outputs without autograd's graph.
     """
-    assert state.optimizer is not None  # init made it
-    state.optimizer.zero_grad(set_to_none=True)
+    state.clear_gradients()
     detached = outputs.detach()
     pull = loss.gradient(detached, batch.target) / batch.total
     if batch.weight is not None:
         pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
     outputs.backward(pull)  # type: ignore[no-untyped-call]
-    if state.weight_decay:
-        state.add_decay()
     state.move()
     return detached
 

@@ -20,17 +20,17 @@ from torch import Tensor, nn
 from lpom.graph import Node
 from lpom.graph.edges import BatchNormOverRanks
 from lpom.methods import LPOM, Batch, Method, Problem, State
-from lpom.methods.choices import Adaptive, Straight, Sweeps
-from lpom.methods.lpom import LPOMState
+from lpom.methods import _old_lpom
+from lpom.methods._old_choices import Straight, Sweeps
 from lpom.parallel import memory
 from lpom.parallel.dividing import divide
 from lpom.parallel.lending import lend
 from lpom.parallel.ranks import Parallel, Ranks
 from lpom.parallel.stages import Stage, plan, with_batch_norm_over_ranks
 from lpom.parallel.team import Team
-from lpom.states import States
+from lpom._old_states import States
 from lpom.weights.adam import Adam, large_matrices
-from lpom.weights.adaptive import moves_each_number
+from lpom.weights.adaptive import Adaptive, moves_each_number
 from lpom.weights.blocks import Block, Use, blocks
 from lpom.weights.factored import Factored
 
@@ -65,8 +65,8 @@ class Pipeline(Team):
         weighted: bool = False,
     ) -> None:
         self.method, self.ranks = check(method, problem, ranks.parallel), ranks
-        assert isinstance(state, LPOMState)  # as the method makes it
         self.whole = state
+        state = _old_lpom.old_state(self.method, problem.graph, state)
         self.size, self.first = ranks.size, ranks.first
         graph, parallel = problem.graph, ranks.parallel
         self._interleaved = self.method.states == Sweeps()
@@ -384,23 +384,24 @@ def _arrived(arriving: _Arriving) -> Iterator[tuple[int, Tensor]]:
         yield from zip(indices, wait(), strict=True)
 
 
-def check(method: Method[Any], problem: Problem, parallel: Parallel) -> LPOM:
+def check(method: Method[Any], problem: Problem, parallel: Parallel) -> Any:
     """The method, if its steps can be spread over ranks; else raise and say why not."""
     if not isinstance(method, LPOM):
         raise ValueError(
             f"parallel= spreads the steps of method 'lpom', got {method.name!r}. For "
             "back-propagation use torch's DistributedDataParallel."
         )
+    method = _old_lpom.old_method(method)
     sweeps = method.states
     if sweeps.tolerance > 0:
         raise ValueError(
             f"tolerance={sweeps.tolerance:g} would be met sooner on one rank than on another. "
-            "Give a number of sweeps, Sweeps(most=...)."
+            "Give a number of sweeps, Sweeps(max_sweeps=...)."
         )
     if parallel.layers > 1 and sweeps != Sweeps() and sweeps.order != "parallel":
         raise ValueError(
             "layers on several ranks move their states by one plain interleaved sweep per batch, "
-            f"Sweeps(), or all at once, Sweeps(order='parallel', most=...); got {sweeps!r}."
+            f"Sweeps(), or all at once, Sweeps(order='parallel', max_sweeps=...); got {sweeps!r}."
         )
     if isinstance(method.weights, Adaptive) and method.weights.optimizer in ("factored", Factored):
         raise ValueError(

@@ -55,6 +55,8 @@ def compiled(
 
 def _obstacle(method: LPOM, problem: Problem, state: LPOMState) -> str:
     """What this step would have to be and is not; empty where it can be compiled."""
+    if not hasattr(method, "sweep"):
+        return "back-propagation for now"
     if not method.one_sweep or method.penalties is not None or method.mu == "auto":
         return (
             "one interleaved sweep with adaptive weights, numbers for mu and no penalties, and "

@@ -5,20 +5,41 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
+from lpom.settings import Settings
 from lpom.weights.adam import Adam, adam
 from lpom.weights.factored import Factored
 from lpom.weights.muon import Muon
 
 Factory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = str | Callable[[torch.optim.Optimizer], LRScheduler]
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive(Settings):
+    """Give the gradient of each weight's convex problem to an optimiser.
+
+    Parameters
+    ----------
+    optimizer : a name ("adam", "factored", "muon", "sgd", ...), a class of ``torch.optim``, or a
+        function of the parameters that returns an optimiser with a learning rate of its own
+    learning_rate : float
+    schedule : "linear", "cosine" or "constant" over the run; or a function of the optimiser that
+        returns one of torch's schedulers, which then takes a step after every epoch
+    """
+
+    optimizer: str | Factory = "adam"
+    learning_rate: float = 2e-3
+    schedule: Schedule = "linear"
 
 
 def _muon(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:

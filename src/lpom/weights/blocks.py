@@ -152,12 +152,16 @@ class LeastSquares(ABC):
 
 
 def least_squares(
-    block: Block, uses: Sequence[Use], ridge: float, share: Share | None = None
+    block: Block,
+    uses: Sequence[Use],
+    ridge: float,
+    share: Share | None = None,
+    rtol: float = 0.0,
 ) -> LeastSquares:
     """By a Gram matrix where the edge is a Linear or a Conv2d, else by conjugate gradients."""
     layer = block.layer
     if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _unfolds(layer)):
-        return ByGram(layer, uses, ridge, share)
+        return ByGram(layer, uses, ridge, share, rtol)
     return ByConjugateGradients(block, uses, ridge, share)
 
 
@@ -177,6 +181,7 @@ class ByGram(LeastSquares):
         uses: Sequence[Use],
         ridge: float,
         share: Share | None = None,
+        rtol: float = 0.0,
     ) -> None:
         self.layer, self.uses = layer, uses
         A = _one([design(layer, use.sources[0].detach()) for use in uses])
@@ -184,7 +189,7 @@ class ByGram(LeastSquares):
         if any(use.weight is not None for use in uses):
             self.scale = torch.cat([self._per_row(use) for use in uses]).sqrt()[:, None]
         weight = None if self.scale is None else self.scale[:, 0].square()
-        self.gram: Gram = gram(A, ridge, weight, None if share is None else share.add)
+        self.gram: Gram = gram(A, ridge, weight, None if share is None else share.add, rtol)
         self.deficient = self.gram.deficient
 
     def _per_row(self, use: Use) -> Tensor:

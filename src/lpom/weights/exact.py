@@ -9,12 +9,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
+from lpom.checks import check_number, check_pair
+from lpom.settings import Settings, geometric
 from lpom.weights.blocks import Block, ByGram, Share, Use, least_squares
 from lpom.weights.penalised import Penalised
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Settings):
+    """Solve each weight problem by Algorithm 2.
+
+    Parameters
+    ----------
+    iterations : int
+        Iterations of Algorithm 2 in a step.
+    ridge : float or (float, float)
+        Relative to the size of the states. Of a pair the ridge grows over the run, geometrically
+        from the first to the second number: it holds the weights to the old ones, so the last
+        steps average over many batches.
+    rtol : float
+        Singular values of the states below ``rtol`` times the largest count as zero in their
+        pseudo-inverse.
+    """
+
+    iterations: int = 1
+    ridge: float | tuple[float, float] = 0.1
+    rtol: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("iterations", self.iterations, whole=True)
+        check_number("rtol", self.rtol, strict=False)
+        self.ridge_at(0.0)
+
+    def ridge_at(self, progress: float) -> float:
+        """The ridge at this share of the run."""
+        if isinstance(self.ridge, Sequence):
+            return geometric(check_pair("ridge", self.ridge), progress)
+        check_number("ridge", self.ridge, strict=False)
+        return self.ridge
 
 
 @torch.no_grad()
@@ -24,6 +63,7 @@ def exact_step(
     *,
     iterations: int = 1,
     ridge: float = 0.1,
+    rtol: float = 0.0,
     share: Share | None = None,
 ) -> bool:
     r"""Algorithm 2 in the metric of the states, in place; returns whether they were deficient.
@@ -38,7 +78,7 @@ def exact_step(
         uses = _counting(uses, share)
     if not uses:
         return False
-    squares = least_squares(block, uses, ridge, share)
+    squares = least_squares(block, uses, ridge, share, rtol=rtol)
     phis = [use.node.activation.phi for use in uses]
     gamma = max(use.node.activation.lipschitz for use in uses)
 

@@ -68,9 +68,11 @@ class Columns(Gram):
     Of rows that other ranks have, only such products need to be known: ``add`` adds them up.
     """
 
-    def __init__(self, A: Tensor, ridge: Tensor, add: Add | None = None) -> None:
+    def __init__(
+        self, A: Tensor, ridge: Tensor, add: Add | None = None, rtol: float = 0.0
+    ) -> None:
         self.A, self.ridge, self._add = A, ridge, add
-        self._inverse, self.deficient = inverse(self.adjoint(A), ridge)
+        self._inverse, self.deficient = inverse(self.adjoint(A), ridge, rtol)
 
     def adjoint(self, R: Tensor) -> Tensor:
         product = self.A.T @ R
@@ -97,10 +99,10 @@ class Rows(Gram):
     :math:`(G + \lambda)^{-1} G`, instead of two of O(m n out).
     """
 
-    def __init__(self, A: Tensor, ridge: Tensor) -> None:
+    def __init__(self, A: Tensor, ridge: Tensor, rtol: float = 0.0) -> None:
         self.A, self.ridge = A, ridge
         self.G = A @ A.T
-        self.inverse, self.deficient = inverse(self.G, ridge)
+        self.inverse, self.deficient = inverse(self.G, ridge, rtol)
 
     @cached_property
     def _reached(self) -> Tensor:
@@ -155,7 +157,11 @@ class IndependentRows(Gram):
 
 
 def gram(
-    A: Tensor, ridge: float = 0.0, weight: Tensor | None = None, add: Add | None = None
+    A: Tensor,
+    ridge: float = 0.0,
+    weight: Tensor | None = None,
+    add: Add | None = None,
+    rtol: float = 0.0,
 ) -> Gram:
     r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
 
@@ -169,15 +175,21 @@ def gram(
     squares = A.square().sum()
     strength = ridge * (squares if add is None else add(squares)) / A.shape[1]
     if add is not None:
-        return Columns(A, strength, add)
+        return Columns(A, strength, add, rtol)
     if len(A) > A.shape[1]:
-        return Columns(A, strength)
-    rows = Rows(A, strength)
-    return rows if ridge > 0 or rows.deficient else IndependentRows(rows)
+        return Columns(A, strength, None, rtol)
+    rows = Rows(A, strength, rtol)
+    exact = ridge == 0 and rtol == 0 and not rows.deficient
+    return IndependentRows(rows) if exact else rows
 
 
-def inverse(matrix: Tensor, ridge: Tensor | float) -> tuple[Callable[[Tensor], Tensor], bool]:
+def inverse(
+    matrix: Tensor, ridge: Tensor | float, rtol: float = 0.0
+) -> tuple[Callable[[Tensor], Tensor], bool]:
     """Multiplication by the inverse of ``matrix + ridge * I``, and whether it was deficient.
+
+    With ``rtol`` it is always the pseudo-inverse, without the eigenvalues below ``rtol ** 2``
+    times the largest: the squares of the singular values below ``rtol`` times theirs.
 
     By Cholesky's factor where no pivot is small. Otherwise by eigenvectors, without those whose
     eigenvalue is but rounding: a pivot cannot tell, and the least ridge that makes a factor
@@ -191,9 +203,13 @@ def inverse(matrix: Tensor, ridge: Tensor | float) -> tuple[Callable[[Tensor], T
             "exact weights."
         )
     eps = torch.finfo(matrix.dtype).eps
+    scale = matrix.diagonal().max()
+    if rtol > 0 and bool(scale.isfinite()):
+        values, vectors = torch.linalg.eigh(matrix)
+        kept = values > max(rtol**2, len(matrix) * eps) * values.max()
+        return partial(_by_eigenvectors, vectors, torch.where(kept, 1 / (values + ridge), 0)), False
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
-    scale = matrix.diagonal().max()
     sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
     if bool(sound | ~scale.isfinite()):  # NaN and infinity pass through
         return _ByFactor(factor), False

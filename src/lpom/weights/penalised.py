@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lpom.graph import Graph
 from lpom.penalties import Penalty, Sparse, Step
 from lpom.settings import geometric
 from lpom.weights.adaptive import step_sizes
@@ -126,7 +125,7 @@ class Penalised:
     def __init__(
         self,
         penalties: Penalty | Mapping[str, Penalty] | None = None,
-        graph: Graph | None = None,
+        names: Mapping[nn.Parameter, str] | None = None,
     ) -> None:
         self.terms: list[Term] = []
         self._of: dict[nn.Parameter, tuple[Term, str]] = {}
@@ -134,9 +133,9 @@ class Penalised:
         self._steps = 0
         self._progress = 0.0
         self._last = False  # whether this is the last step of the run
-        if penalties is None or graph is None:
+        if penalties is None or names is None:
             return
-        names = {p: name for p, name in graph.parameter_names.items() if p.requires_grad}
+        names = {p: name for p, name in names.items() if p.requires_grad}
         if isinstance(penalties, Penalty):
             found = {name: p for p, name in names.items() if p.ndim >= 2}
             self._add(penalties, found, "a weight that is a matrix or a kernel")

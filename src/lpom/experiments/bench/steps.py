@@ -20,7 +20,8 @@ from lpom.experiments.bench.contest import Row, contest, counted
 from lpom.experiments.bench.lifted import LiftedLoop
 from lpom.experiments.memory import LiveTensors
 from lpom.methods import LPOM, Batch, Method, Problem
-from lpom.methods.choices import Exact, Sweeps
+from lpom.states import Sweeps
+from lpom.weights.exact import Exact
 from lpom.networks.mlp import mlp
 from lpom.training.compiling import Step, compiled
 from lpom.training.precision import Bfloat16
@@ -29,7 +30,7 @@ from lpom.training.signature import Signature
 #: Ways to make a step, by the name they have in a table.
 CONTESTANTS: dict[str, Method[Any] | str] = {
     "lpom": "lpom",
-    "lpom, 3 sweeps": LPOM(states=Sweeps(most=3)),
+    "lpom, 3 sweeps": LPOM(states=Sweeps(max_sweeps=3)),
     "lpom, exact": LPOM(weights=Exact()),
     "lift": LiftedLoop(),
 }

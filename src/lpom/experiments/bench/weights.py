@@ -18,7 +18,8 @@ from lpom import datasets, methods
 from lpom.experiments.bench.contest import Row, Stopwatch, contest, spread
 from lpom.graph import trace
 from lpom.methods import LPOM, Method
-from lpom.methods.choices import Adaptive, Exact
+from lpom.weights.adaptive import Adaptive
+from lpom.weights.exact import Exact
 from lpom.networks.mlp import mlp
 from lpom.training import Epoch, evaluate, fit
 from lpom.weights.blocks import Use, blocks
