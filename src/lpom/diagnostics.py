@@ -15,7 +15,7 @@ from lpom.activations import Activation
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
 from lpom.modes import evaluating
-from lpom.objective import (
+from lpom.objectives import (
     Mu,
     Objective,
     evaluate,

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from lpom.checks import check_choice, check_number
 from lpom.graph import Graph, Node, Switches
 from lpom.losses import Loss
-from lpom.objective import Objective, edge_norm, evaluate
+from lpom.objectives import Objective, edge_norm, evaluate
 from lpom.settings import Settings
 from lpom.weights.blocks import Use
 

@@ -18,7 +18,7 @@ from lpom.methods._old_choices import Continuation, Straight, Sweeps
 from lpom.weights.adaptive import Adaptive
 from lpom.weights.exact import Exact
 from lpom.methods.optimizers import PenalisedState
-from lpom.objective import Mu, Objective, contraction, edge_norm, evaluate, per_node
+from lpom.objectives import Mu, Objective, contraction, edge_norm, evaluate, per_node
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.settings import chosen, geometric
 from lpom.stacks import Stack

@@ -14,7 +14,7 @@ from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import estimated_norm, half_square, slope
 from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, of_samples
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 
 _HALVINGS = 10  # of the weights' step before a layer keeps the weights it has
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lpom.activations import Elementwise
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, descend
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 from lpom.weights.adaptive import Schedule
 
 

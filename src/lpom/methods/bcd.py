@@ -16,7 +16,7 @@ from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import half_square, per_layer, ridge_states
 from lpom.methods.preactivation import preactivation
 from lpom.methods.samples import SampleState, least_squares, of_samples
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 
 
 @dataclass

@@ -16,7 +16,7 @@ from lpom.graph import Graph
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
 from lpom.methods.jumps import MEASURE_EVERY
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import geometric
 from lpom.weights.adaptive import Schedule

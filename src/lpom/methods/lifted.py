@@ -20,7 +20,7 @@ from lpom.methods.blocks import (
     require_relu,
 )
 from lpom.methods.regression import Regression
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 
 
 @dataclass

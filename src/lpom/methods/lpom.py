@@ -16,7 +16,7 @@ from lpom.lifting import lift
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.jumps import MEASURE_EVERY, Continuation, StraightThrough
 from lpom.methods.optimizers import PenalisedState, descend
-from lpom.objective import Mu, Objective, contraction, per_node, total
+from lpom.objectives import Mu, Objective, contraction, per_node, total
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.rule import Displacement, Rule, Weight
 from lpom.settings import chosen, geometric

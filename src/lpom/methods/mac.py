@@ -16,7 +16,7 @@ from lpom.methods.blocks import half_square, ridge_states, slope
 from lpom.methods.optimizers import OptimizerState
 from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, least_squares
-from lpom.objective import Objective, adjoint, total, value
+from lpom.objectives import Objective, adjoint, total, value
 from lpom.weights.adaptive import Factory, Schedule
 from lpom.weights.gradients import Gradients
 

@@ -19,7 +19,7 @@ from lpom.methods.blocks import (
     require_relu,
 )
 from lpom.methods.samples import SampleState, least_squares
-from lpom.objective import Objective, total
+from lpom.objectives import Objective, total
 
 
 @dataclass
