@@ -22,7 +22,6 @@ from lpom.activations.known import (
     names,
     vector_names,
 )
-from lpom.activations.measured import Table, from_table
 from lpom.activations.numerical import Raised, split
 from lpom.activations.scalar import (
     CELU,
@@ -50,6 +49,7 @@ from lpom.activations.scalar import (
     Softsign,
     Tanh,
 )
+from lpom.activations.table import Table, from_table
 from lpom.activations.vector import (
     GroupNorm,
     L2Normalize,

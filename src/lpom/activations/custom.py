@@ -27,7 +27,7 @@ class Custom(Numerical):
 
     function: Function = field(repr=False)
     constant: float
-    slope_bound: float = field(default=0.0, repr=False)  # type: ignore[misc]
+    slope_bound: float = field(default=0.0, repr=False)
     name: str = "custom"
     _range: tuple[float, float] = field(default=(-math.inf, math.inf), repr=False, compare=False)
 
@@ -66,7 +66,7 @@ class CustomVector(Activation):
 
     function: Function = field(repr=False)
     constant: float
-    slope_bound: float = field(default=0.0, repr=False)  # type: ignore[misc]
+    slope_bound: float = field(default=0.0, repr=False)
     dim: int = -1
     name: str = "custom"
 

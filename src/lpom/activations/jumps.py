@@ -77,8 +77,7 @@ class Step(_Ramps):
 
     width: float = 0.0
 
-    name = "step"
-    formula = "1 if z >= 0, else 0"
+    name, formula = "step", "1 if z >= 0, else 0"
 
     def __post_init__(self) -> None:
         check_width(self.width, self.name)
@@ -98,8 +97,7 @@ class Sign(_Ramps):
 
     width: float = 0.0
 
-    name = "sign"
-    formula = "1 if z >= 0, else -1"
+    name, formula = "sign", "1 if z >= 0, else -1"
 
     def __post_init__(self) -> None:
         check_width(self.width, self.name)
@@ -125,8 +123,7 @@ class Staircase(_Ramps):
     step: float = 1.0
     width: float = 0.0
 
-    name = "staircase"
-    formula = "z rounded to one of its levels"
+    name, formula = "staircase", "z rounded to one of its levels"
 
     def __post_init__(self) -> None:
         if self.levels != int(self.levels) or self.levels < 1:
@@ -159,8 +156,7 @@ class Threshold(Activation):
     value: float
     width: float = 0.0
 
-    name = "threshold"
-    formula = "z if z > threshold, else value"
+    name, formula = "threshold", "z if z > threshold, else value"
     upper = math.inf
 
     def __post_init__(self) -> None:
@@ -223,10 +219,8 @@ class Hardshrink(Activation):
     lambd: float = 0.5
     width: float = 0.0
 
-    name = "hardshrink"
-    formula = "z if |z| > lambd, else 0"
-    lower = -math.inf
-    upper = math.inf
+    name, formula = "hardshrink", "z if |z| > lambd, else 0"
+    lower, upper = -math.inf, math.inf
 
     def __post_init__(self) -> None:
         positive(self.lambd, "lambd of hardshrink")

@@ -11,7 +11,6 @@ from torch import nn
 
 from lpom.activations.base import Activation, Elementwise
 from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
-from lpom.activations.measured import Table
 from lpom.activations.scalar import (
     CELU,
     ELU,
@@ -38,6 +37,7 @@ from lpom.activations.scalar import (
     Softsign,
     Tanh,
 )
+from lpom.activations.table import Table
 from lpom.activations.vector import (
     GroupNorm,
     L2Normalize,

@@ -73,8 +73,7 @@ class Raised(Numerical):
     activation: Activation
     slope: float
 
-    name = "raised"
-    formula = "phi(z) + c z"
+    name, formula = "raised", "phi(z) + c z"
 
     @property
     def elementwise(self) -> bool:  # type: ignore[override]

@@ -55,11 +55,8 @@ class Clipped(Activation):
 class Identity(Clipped):
     """No activation at all."""
 
-    name = "identity"
-    module = nn.Identity
-    formula = "z"
-    lower = -math.inf
-    upper = math.inf
+    name, module, formula = "identity", nn.Identity, "z"
+    lower, upper = -math.inf, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return z
@@ -73,11 +70,8 @@ class Identity(Clipped):
 class ReLU(Clipped):
     r"""Rectifier :math:`\max(z, 0)`."""
 
-    name = "relu"
-    module = nn.ReLU
-    formula = "max(z, 0)"
-    lower = 0.0
-    upper = math.inf
+    name, module, formula = "relu", nn.ReLU, "max(z, 0)"
+    lower, upper = 0.0, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.relu(z)
@@ -94,8 +88,7 @@ class Clamp(Clipped):
     min: float | None = 0.0
     max: float | None = None
 
-    name = "clamp"
-    formula = "z, at least min and at most max"
+    name, formula = "clamp", "z, at least min and at most max"
 
     def __post_init__(self) -> None:
         if math.isnan(self.lower + self.upper) or not self.lower < self.upper:
@@ -124,9 +117,7 @@ class Hardtanh(Clipped):
     min_val: float = -1.0
     max_val: float = 1.0
 
-    name = "hardtanh"
-    module = nn.Hardtanh
-    formula = "z clipped to its range"
+    name, module, formula = "hardtanh", nn.Hardtanh, "z clipped to its range"
 
     def __post_init__(self) -> None:
         if not -math.inf < self.min_val < self.max_val < math.inf:
@@ -152,13 +143,10 @@ class Hardtanh(Clipped):
 class Hardsigmoid(Clipped):
     """``z / 6 + 1 / 2`` clipped to ``[0, 1]``."""
 
-    name = "hardsigmoid"
-    module = nn.Hardsigmoid
-    formula = "z / 6 + 1 / 2 clipped to its range"
+    name, module, formula = "hardsigmoid", nn.Hardsigmoid, "z / 6 + 1 / 2 clipped to its range"
     slope = 1 / 6
     offset = 0.5
-    lower = 0.0
-    upper = 1.0
+    lower, upper = 0.0, 1.0
     _ends = (-3.0, 3.0)
 
     def phi(self, z: Tensor) -> Tensor:
@@ -170,11 +158,8 @@ class Hardsigmoid(Clipped):
 class ReLU6(Clipped):
     """``z`` clipped to ``[0, 6]``."""
 
-    name = "relu6"
-    module = nn.ReLU6
-    formula = "z clipped to its range"
-    lower = 0.0
-    upper = 6.0
+    name, module, formula = "relu6", nn.ReLU6, "z clipped to its range"
+    lower, upper = 0.0, 6.0
 
     def phi(self, z: Tensor) -> Tensor:
         return F.relu6(z)
@@ -187,13 +172,9 @@ class LeakyReLU(Activation):
 
     negative_slope: float = 0.01
 
-    name = "leaky_relu"
-    module = nn.LeakyReLU
-    formula = "z if z > 0, else slope z"
+    name, module, formula = "leaky_relu", nn.LeakyReLU, "z if z > 0, else slope z"
     kinks = (0.0,)
-    lipschitz = 1.0
-    lower = -math.inf
-    upper = math.inf
+    lipschitz, lower, upper = 1.0, -math.inf, math.inf
 
     def __post_init__(self) -> None:
         if not 0 < self.negative_slope <= 1:
@@ -223,12 +204,8 @@ class Softshrink(Activation):
 
     lambd: float = 0.5
 
-    name = "softshrink"
-    module = nn.Softshrink
-    formula = "z moved towards 0 by lambd, at most to 0"
-    lipschitz = 1.0
-    lower = -math.inf
-    upper = math.inf
+    name, module, formula = "softshrink", nn.Softshrink, "z moved towards 0 by lambd, at most to 0"
+    lipschitz, lower, upper = 1.0, -math.inf, math.inf
 
     def __post_init__(self) -> None:
         positive(self.lambd, "lambd of softshrink")
@@ -249,12 +226,8 @@ class Softshrink(Activation):
 class Sigmoid(Activation):
     r"""Logistic function :math:`1 / (1 + e^{-z})`; its primitive is :math:`\log(1 + e^z)`."""
 
-    name = "sigmoid"
-    module = nn.Sigmoid
-    formula = "1 / (1 + exp(-z))"
-    lipschitz = 0.25
-    lower = 0.0
-    upper = 1.0
+    name, module, formula = "sigmoid", nn.Sigmoid, "1 / (1 + exp(-z))"
+    lipschitz, lower, upper = 0.25, 0.0, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)
@@ -272,12 +245,8 @@ class Sigmoid(Activation):
 class Tanh(Activation):
     r"""Hyperbolic tangent; its primitive is :math:`\log \cosh z`."""
 
-    name = "tanh"
-    module = nn.Tanh
-    formula = "tanh(z)"
-    lipschitz = 1.0
-    lower = -1.0
-    upper = 1.0
+    name, module, formula = "tanh", nn.Tanh, "tanh(z)"
+    lipschitz, lower, upper = 1.0, -1.0, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.tanh(z)
@@ -300,12 +269,8 @@ class Softsign(Activation):
     :math:`\phi` reaches by rounding alone: they count as the number next to them.
     """
 
-    name = "softsign"
-    module = nn.Softsign
-    formula = "z / (1 + |z|)"
-    lipschitz = 1.0
-    lower = -1.0
-    upper = 1.0
+    name, module, formula = "softsign", nn.Softsign, "z / (1 + |z|)"
+    lipschitz, lower, upper = 1.0, -1.0, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return F.softsign(z)
@@ -340,12 +305,8 @@ class Softplus(Activation):
 
     beta: float = 1.0
 
-    name = "softplus"
-    module = nn.Softplus
-    formula = "log(1 + exp(beta z)) / beta"
-    lipschitz = 1.0
-    lower = 0.0
-    upper = math.inf
+    name, module, formula = "softplus", nn.Softplus, "log(1 + exp(beta z)) / beta"
+    lipschitz, lower, upper = 1.0, 0.0, math.inf
 
     def __post_init__(self) -> None:
         positive(self.beta, "beta of softplus")
@@ -369,12 +330,8 @@ class Softplus(Activation):
 class LogSigmoid(Activation):
     r""":math:`\log(1 / (1 + e^{-z}))`, a softplus turned by half a circle: :math:`-\phi(-z)`."""
 
-    name = "logsigmoid"
-    module = nn.LogSigmoid
-    formula = "-log(1 + exp(-z))"
-    lipschitz = 1.0
-    lower = -math.inf
-    upper = 0.0
+    name, module, formula = "logsigmoid", nn.LogSigmoid, "-log(1 + exp(-z))"
+    lipschitz, lower, upper = 1.0, -math.inf, 0.0
 
     def phi(self, z: Tensor) -> Tensor:
         return F.logsigmoid(z)
@@ -431,9 +388,7 @@ class ELU(_Exponential):
 
     alpha: float = 1.0
 
-    name = "elu"
-    module = nn.ELU
-    formula = "z if z > 0, else alpha (exp(z) - 1)"
+    name, module, formula = "elu", nn.ELU, "z if z > 0, else alpha (exp(z) - 1)"
 
     def __post_init__(self) -> None:
         positive(self.alpha, "alpha of elu")
@@ -453,9 +408,7 @@ class CELU(_Exponential):
 
     alpha: float = 1.0
 
-    name = "celu"
-    module = nn.CELU
-    formula = "z if z > 0, else alpha (exp(z / alpha) - 1)"
+    name, module, formula = "celu", nn.CELU, "z if z > 0, else alpha (exp(z / alpha) - 1)"
 
     def __post_init__(self) -> None:
         positive(self.alpha, "alpha of celu")
@@ -473,9 +426,7 @@ class CELU(_Exponential):
 class SELU(_Exponential):
     """ELU scaled by the two constants of self-normalising networks, as in ``nn.SELU``."""
 
-    name = "selu"
-    module = nn.SELU
-    formula = "1.0507 z if z > 0, else 1.7581 (exp(z) - 1)"
+    name, module, formula = "selu", nn.SELU, "1.0507 z if z > 0, else 1.7581 (exp(z) - 1)"
 
     alpha = 1.6732632423543772848170429916717
     scale = 1.0507009873554804934193349852946
@@ -492,8 +443,7 @@ class GELU(Numerical):
 
     approximate: str = "none"
 
-    name = "gelu"
-    module = nn.GELU
+    name, module = "gelu", nn.GELU
     formula = "z times the probability that a normal number is below z"
     upper = math.inf
 
@@ -524,13 +474,8 @@ class GELU(Numerical):
 class SiLU(Numerical):
     """``z`` times its sigmoid, also called swish."""
 
-    name = "silu"
-    module = nn.SiLU
-    formula = "z / (1 + exp(-z))"
-    slope_bound = 0.0998393202
-    lipschitz = 1.0998393202
-    lower = -0.2784645428
-    upper = math.inf
+    name, module, formula = "silu", nn.SiLU, "z / (1 + exp(-z))"
+    slope_bound, lipschitz, lower, upper = 0.0998393202, 1.0998393202, -0.2784645428, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return F.silu(z)
@@ -541,13 +486,8 @@ class SiLU(Numerical):
 class Mish(Numerical):
     """``z`` times the tanh of its softplus."""
 
-    name = "mish"
-    module = nn.Mish
-    formula = "z tanh(log(1 + exp(z)))"
-    slope_bound = 0.1125261224
-    lipschitz = 1.0884981613
-    lower = -0.3088434131
-    upper = math.inf
+    name, module, formula = "mish", nn.Mish, "z tanh(log(1 + exp(z)))"
+    slope_bound, lipschitz, lower, upper = 0.1125261224, 1.0884981613, -0.3088434131, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return F.mish(z)
@@ -558,23 +498,15 @@ class Mish(Numerical):
 class Hardswish(Numerical):
     """``z`` times its hardsigmoid."""
 
-    name = "hardswish"
-    module = nn.Hardswish
-    formula = "z times (z + 3) / 6 clipped to [0, 1]"
-    slope_bound = 0.5
-    lipschitz = 1.5
-    lower = -0.375
-    upper = math.inf
+    name, module, formula = "hardswish", nn.Hardswish, "z times (z + 3) / 6 clipped to [0, 1]"
+    slope_bound, lipschitz, lower, upper = 0.5, 1.5, -0.375, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return F.hardswish(z)
 
 
 class _Wave(Numerical):
-    slope_bound = 1.0
-    lipschitz = 1.0
-    lower = -1.0
-    upper = 1.0
+    slope_bound, lipschitz, lower, upper = 1.0, 1.0, -1.0, 1.0
 
 
 @final
@@ -582,8 +514,7 @@ class _Wave(Numerical):
 class Sine(_Wave):
     """The sine, as in networks for signals and coordinates."""
 
-    name = "sine"
-    formula = "sin(z)"
+    name, formula = "sine", "sin(z)"
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.sin(z)
@@ -597,8 +528,7 @@ class Sine(_Wave):
 class Cosine(_Wave):
     """The cosine."""
 
-    name = "cosine"
-    formula = "cos(z)"
+    name, formula = "cosine", "cos(z)"
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.cos(z)
@@ -612,12 +542,9 @@ class Cosine(_Wave):
 class Gaussian(Numerical):
     r"""A bump, :math:`e^{-z^2}`: a unit that answers near one value alone."""
 
-    name = "gaussian"
-    formula = "exp(-z^2)"
-    slope_bound = math.sqrt(2 / math.e)
-    lipschitz = slope_bound
-    lower = 0.0
-    upper = 1.0
+    name, formula = "gaussian", "exp(-z^2)"
+    slope_bound = lipschitz = math.sqrt(2 / math.e)
+    lower, upper = 0.0, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.exp(-(z**2))
@@ -631,13 +558,9 @@ class Gaussian(Numerical):
 class Absolute(Numerical):
     """The absolute value."""
 
-    name = "absolute"
-    formula = "|z|"
+    name, formula = "absolute", "|z|"
     kinks = (0.0,)
-    slope_bound = 1.0
-    lipschitz = 1.0
-    lower = 0.0
-    upper = math.inf
+    slope_bound, lipschitz, lower, upper = 1.0, 1.0, 0.0, math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return z.abs()

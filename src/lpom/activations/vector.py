@@ -88,12 +88,8 @@ class Softmax(Along):
 
     dim: int = -1
 
-    name = "softmax"
-    module = nn.Softmax
-    formula = "exp(z) / sum of exp(z) along dim"
-    lipschitz = 0.5
-    lower = 0.0
-    upper = 1.0
+    name, module, formula = "softmax", nn.Softmax, "exp(z) / sum of exp(z) along dim"
+    lipschitz, lower, upper = 0.5, 0.0, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return torch.softmax(z, self.dim)
@@ -120,8 +116,7 @@ class _CappedSimplex(Along):
         D(x, z) = \sum_j w (x_j - v_j)^2 / 2 + (v_j - x_j) r_j.
     """
 
-    lower = 0.0
-    upper = 1.0
+    lower, upper = 0.0, 1.0
 
     @property
     @abstractmethod
@@ -174,10 +169,8 @@ class Sparsemax(_CappedSimplex):
 
     dim: int = -1
 
-    name = "sparsemax"
-    formula = "nearest point of the simplex along dim"
-    _count = 1
-    _width = 1.0
+    name, formula = "sparsemax", "nearest point of the simplex along dim"
+    _count, _width = 1, 1.0
 
 
 @final
@@ -193,8 +186,7 @@ class TopK(_CappedSimplex):
     dim: int = -1
     width: float = 0.0
 
-    name = "top_k"
-    formula = "1 for the k largest along dim, else 0"
+    name, formula = "top_k", "1 for the k largest along dim, else 0"
 
     def __post_init__(self) -> None:
         if self.k != int(self.k) or self.k < 1:
@@ -221,8 +213,7 @@ class OneHot(_CappedSimplex):
     dim: int = -1
     width: float = 0.0
 
-    name = "one_hot"
-    formula = "1 for the largest along dim, else 0"
+    name, formula = "one_hot", "1 for the largest along dim, else 0"
     _count = 1
 
     def __post_init__(self) -> None:
@@ -249,11 +240,9 @@ class L2Normalize(Along):
     dim: int = -1
     eps: float = 1e-12
 
-    name = "l2_normalize"
-    formula = "z / max(norm of z along dim, eps)"
+    name, formula = "l2_normalize", "z / max(norm of z along dim, eps)"
     invariant = False
-    lower = -1.0
-    upper = 1.0
+    lower, upper = -1.0, 1.0
 
     def __post_init__(self) -> None:
         positive(self.eps, "eps of l2_normalize")
@@ -372,8 +361,7 @@ class RMSNorm(_LastDimensions):
     shape: tuple[int, ...]
     eps: float | None = None
 
-    name = "rms_norm"
-    formula = "z / sqrt(mean of z^2 + eps)"
+    name, formula = "rms_norm", "z / sqrt(mean of z^2 + eps)"
     invariant = False
 
     def __post_init__(self) -> None:
@@ -407,8 +395,7 @@ class LayerNorm(_LastDimensions):
     shape: tuple[int, ...]
     eps: float = 1e-5
 
-    name = "layer_norm"
-    formula = "(z - mean) / sqrt(variance + eps)"
+    name, formula = "layer_norm", "(z - mean) / sqrt(variance + eps)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -436,10 +423,8 @@ class GroupNorm(_Norm):
     groups: int
     eps: float = 1e-5
 
-    name = "group_norm"
-    formula = "(z - mean) / sqrt(variance + eps) per group of channels"
-    lower = -math.inf
-    upper = math.inf
+    name, formula = "group_norm", "(z - mean) / sqrt(variance + eps) per group of channels"
+    lower, upper = -math.inf, math.inf
 
     def __post_init__(self) -> None:
         if self.groups != int(self.groups) or self.groups < 1:

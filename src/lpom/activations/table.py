@@ -37,8 +37,7 @@ class Table(Activation):
     noise: float = 0.0
     dim: int = -1
 
-    name = "table"
-    formula = "lines between measured values"
+    name, formula = "table", "lines between measured values"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "z", tuple(map(float, self.z)))
