@@ -14,11 +14,11 @@ from __future__ import annotations
 import argparse
 import copy
 import fnmatch
+import functools
 import inspect
 import json
 import os
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -54,6 +54,8 @@ AFFINE = """
     Grid Rot90 Atleast Broadcast ToDense Segment SegmentReduce Polar ChannelShuffle
     NativeChannelShuffle LinalgVectorNormFixed Tile
 """.split()
+#: Normalisation by the statistics of a batch, an edge with those given.
+BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNorm")
 #: Operations that choose among their arguments: affine where the choice stays as it is.
 CHOICES = """
     MaxPool1D MaxPool2D MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool1D
@@ -416,17 +418,14 @@ LIBRARIES = {
 }
 
 
-def _stand_in_for_torchvision() -> None:
+@functools.cache
+def _stand_in_for_torchvision() -> torch.library.Library:
     """Declare the operators that torchvision looks for, where its compiled part does not load."""
-    if "torchvision" in sys.modules:
-        return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
-        try:
+        if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # it does load
-            continue
-    _stand_in_for_torchvision.library = library  # type: ignore[attr-defined]
+    return library  # the operators are there as long as this is
 
 
 # measurements
@@ -575,9 +574,9 @@ def _bends(node: Any, of_data: dict[int, bool]) -> bool:
     below = [n is not None and of_data[id(n)] for n, _ in node.next_functions]
     if kind == "Div":  # of a state by a number is affine; by a state it is not
         return below[-1]
-    if kind == "Pow" and getattr(node, "_saved_exponent", None) == 1:
-        return False
-    return kind not in (*AFFINE, *CHOICES)
+    if kind == "Pow" and getattr(node, "_saved_exponent", None) in (1, 2):
+        return False  # a product
+    return kind not in (*AFFINE, *CHOICES, *BATCH_NORMS)
 
 
 def _is_lifted(node: Any) -> bool:

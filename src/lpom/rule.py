@@ -128,7 +128,11 @@ class Weight(Rule, Settings):
     window: float = 2.0
 
     def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
-        return Move(g / self.mu, self.mu, 1)
+        if room is None:
+            return Move(g / self.mu, self.mu, 1)
+        least = torch.finfo(z.dtype).tiny ** 0.5  # no further than half the way to the end of phi
+        weight = (2 * g.abs() / room.clamp_min(least)).clamp_min(self.mu)
+        return Move(g / weight, weight, 1)
 
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
         return Move(g / self.mu, self.mu, 1)
