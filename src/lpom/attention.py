@@ -87,20 +87,16 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask = ctx.saved_tensors
         Q, K, V, g = (widened(t) for t in (query, key, value, g))
-        lead = g.shape[:-2]
-        grads = [
-            torch.zeros(*lead, *t.shape[-2:], dtype=Q.dtype, device=Q.device) for t in (Q, K, V)
-        ]
+        n, n_keys = Q.shape[-2], K.shape[-2]
         pulls = None
         if mask is not None and ctx.needs_input_grad[3]:
             pulls = torch.zeros_like(mask, dtype=Q.dtype)
-        for start in range(0, Q.shape[-2], BLOCK):
+        below: list[Tensor] = []
+        grads: list[Tensor] = []
+        for start in reversed(range(0, n, BLOCK)):  # the last queries see the most keys
             rows = slice(start, start + BLOCK)
             q, g_rows = Q[..., rows, :], g[..., rows, :]
-            # of the keys that a causal mask lets these queries see
-            seen = (
-                min(start + BLOCK, K.shape[-2]) if ctx.is_causal and mask is None else K.shape[-2]
-            )
+            seen = n_keys if mask is not None or not ctx.is_causal else min(start + BLOCK, n_keys)
             k, v = K[..., :seen, :], V[..., :seen, :]
             scores = q @ k.mT * ctx.scale
             bias = _bias(mask, ctx.is_causal, scores, start)
@@ -109,14 +105,19 @@ class Attention(torch.autograd.Function):
             shares = torch.softmax(scores, -1)
             if mask is not None:
                 shares = shares.masked_fill(_blind(scores), 0)
-            residual = softmax_answer(shares, g_rows @ v.mT, ctx.rule)
+            residual = softmax_answer(shares, g_rows @ v.mT, ctx.rule, bias is not None)
             if pulls is not None:
                 part = pulls if mask.shape[-2] == 1 else pulls[..., rows, :]
                 part += residual.sum_to_size(part.shape)
             residual *= ctx.scale
-            grads[0][..., rows, :] = residual @ k
-            grads[1][..., :seen, :] += residual.mT @ q
-            grads[2][..., :seen, :] += shares.mT @ g_rows
+            below.append(residual @ k)
+            parts = residual.mT @ q, shares.mT @ g_rows
+            if not grads:
+                grads = [F.pad(part, (0, 0, 0, n_keys - seen)) for part in parts]
+            else:
+                for grad, part in zip(grads, parts, strict=True):
+                    grad[..., :seen, :] += part
+        grads.insert(0, torch.cat(below[::-1], -2) if len(below) > 1 else below[0])
         found = [
             grad.sum_to_size(t.shape).to(t.dtype)
             for grad, t in zip(grads, (query, key, value), strict=True)

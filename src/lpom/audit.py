@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lpom import attention, recurrent
+from lpom.bending import WHOLE
 from lpom.rule import Jump, Norm, Pointwise, ReLU, Rows, Softmax
 
 #: Operations that are affine in each tensor, or once a choice (of a maximum, a mask) is given.
@@ -27,7 +28,8 @@ _EDGES = frozenset(
 _FAMILIES = (
     "Adaptive", "AvgPool", "Convolution", "CudnnBatch", "CudnnConv", "Fft", "FractionalMaxPool",
     "GridSampler", "Index", "Masked", "MaxPool", "MaxUnpool", "MiopenBatch", "Mkldnn",
-    "NativeBatch", "PixelShuffle", "PixelUnshuffle", "Reflection", "Replication", "Reshape", "Scatter", "SlowConv",
+    "NativeBatch", "PixelShuffle", "PixelUnshuffle", "Reflection", "Replication", "Reshape",
+    "Scatter", "SlowConv",
     "ThnnConv", "Upsample", "View",
 )  # fmt: skip
 #: Losses, which a model may bring with it.
@@ -86,7 +88,7 @@ def _affine(node: Any, stem: str) -> bool:
     """Whether a quotient has a constant below, or a power is a product."""
     if stem == "Div":
         return len(node.next_functions) < 2 or node.next_functions[1][0] is None
-    return getattr(node, "_saved_exponent", None) in (1, 2)
+    return getattr(node, "_saved_exponent", None) in WHOLE
 
 
 def _readable(stem: str) -> str:

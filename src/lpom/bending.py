@@ -100,13 +100,16 @@ def _inside(z: Tensor) -> Tensor:
     return (1 - z.abs()).clamp_min(0)
 
 
+#: Powers that are products.
+WHOLE = (1, 2, 3, 4)
+
 _ELEMENTWISE: dict[str, Kind] = {
     **dict.fromkeys(
         "sigmoid expit tanh relu relu6 leaky_relu elu selu celu gelu silu mish hardswish "
-        "hardsigmoid hardtanh softplus logsigmoid log_sigmoid softsign tanhshrink softshrink threshold abs "
-        "absolute sin cos tan sinh cosh atan arctan asinh arcsinh exp exp2 expm1 erf erfc clamp "
-        "clip clamp_min clamp_max maximum minimum fmax fmin sinc i0 i0e i1 i1e log_ndtr ndtr "
-        "logaddexp logaddexp2 atan2 arctan2 hypot nan_to_num rpow bessel_j0 bessel_j1".split(),
+        "hardsigmoid hardtanh softplus logsigmoid log_sigmoid softsign tanhshrink softshrink "
+        "threshold abs absolute sin cos tan sinh cosh atan arctan asinh arcsinh exp exp2 expm1 erf "
+        "erfc clamp clip clamp_min clamp_max maximum minimum fmax fmin sinc i0 i0e i1 i1e log_ndtr "
+        "ndtr logaddexp logaddexp2 atan2 arctan2 hypot nan_to_num rpow bessel_j0 bessel_j1".split(),
         Kind(),
     ),
     **dict.fromkeys(
@@ -138,9 +141,9 @@ def _elementwise(mode: Lifting, func: Any, name: str, args: Any, kwargs: Any) ->
         args = (target.clone(), *args[1:])
     elif bare == "rpow":
         func, args = torch.pow, (args[1], args[0])
-    if bare == "pow" and _is_square(args, kwargs):
-        square = func(*args, **kwargs)
-        return target.copy_(square) if in_place else square
+    if bare == "pow" and _is_product(args, kwargs):
+        product = func(*args, **kwargs)
+        return target.copy_(product) if in_place else product
     if bare == "pow" and not isinstance(args[0], Tensor):
         bare = "rpow"
     kind = _ELEMENTWISE[bare]
@@ -185,10 +188,10 @@ class _Jumping(NamedTuple):
         return _Jumping(lambda z: (phi(z + width / 2) + phi(z - width / 2)) / 2)
 
 
-def _is_square(args: Any, kwargs: Any) -> bool:
-    """z * z is a product, and z itself an edge."""
+def _is_product(args: Any, kwargs: Any) -> bool:
+    """A whole power is a product of a state with itself, which is an edge."""
     exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
-    return isinstance(exponent, int | float) and exponent in (1, 2)
+    return isinstance(exponent, int | float) and exponent in WHOLE
 
 
 def _bound(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

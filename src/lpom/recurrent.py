@@ -126,24 +126,31 @@ class Layer(torch.autograd.Function):
     def forward(ctx: Any, kind: str, rule: Displacement, x: Tensor, *tensors: Tensor) -> Any:
         n_states = 2 if kind == "lstm" else 1
         start, weights = tensors[:n_states], tensors[n_states:]
+        ctx.kind, ctx.rule, ctx.n_states = kind, rule, n_states
+        if kind.startswith("rnn"):
+            Z, h = _forward(kind, x, start[0], *weights)
+            ctx.save_for_backward(x, h, Z, *tensors)
+            return h, h[-1].clone()
         begin = tuple(part[None].contiguous() for part in start)
         h, *end = getattr(torch, kind)(
             x, begin if kind == "lstm" else begin[0], weights, len(weights) == 4, 1, 0.0, False,
             False, False,
         )  # fmt: skip
-        ctx.save_for_backward(x, h, *tensors)
-        ctx.kind, ctx.rule, ctx.n_states = kind, rule, n_states
+        ctx.save_for_backward(x, h, None, *tensors)
         return h, *(part[0] for part in end)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor, *ends: Tensor) -> tuple[Tensor | None, ...]:
-        x, h, *tensors = ctx.saved_tensors
+        x, h, Z, *tensors = ctx.saved_tensors
         start, (w_ih, w_hh, *biases) = tensors[: ctx.n_states], tensors[ctx.n_states :]
         before = torch.cat([start[0][None], h[:-1]])
-        below, across = F.linear(x, w_ih, *biases[:1]), F.linear(before, w_hh, *biases[1:])
-        back = {"lstm": _lstm, "gru": _gru}.get(ctx.kind, _rnn)
-        R, R_across, starts = back(ctx, below, across, before, start, w_hh, g, ends)
+        if Z is not None:
+            R, R_across, starts = _rnn(ctx, Z, w_hh, g, ends)
+        else:
+            below, across = F.linear(x, w_ih, *biases[:1]), F.linear(before, w_hh, *biases[1:])
+            back = _lstm if ctx.kind == "lstm" else _gru
+            R, R_across, starts = back(ctx, below, across, before, start, w_hh, g, ends)
         flat, flat_across = R.flatten(0, 1), R_across.flatten(0, 1)
         found = [flat.T @ x.flatten(0, 1), flat_across.T @ before.flatten(0, 1)]
         if biases:
@@ -151,16 +158,24 @@ class Layer(torch.autograd.Function):
         return None, None, R @ w_ih, *starts, *found
 
 
-def _rnn(
-    ctx: Any, below: Tensor, across: Tensor, before: Tensor, start: Any, W: Tensor, g: Tensor,
-    ends: Any,
-) -> Any:  # fmt: skip
-    Z = below.add_(across)
-    slope = _slope(ctx.rule, torch.tanh if ctx.kind == "rnn_tanh" else torch.relu, Z)
+def _forward(
+    kind: str, x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Pre-activations and h of every step, where torch's loop is no faster than this one."""
+    Z = F.linear(x, w_ih, sum(biases) if biases else None)
+    H, phi, W = torch.empty_like(Z), torch.tanh if kind == "rnn_tanh" else torch.relu, w_hh.T
+    for z, out in zip(Z.unbind(0), H.unbind(0), strict=True):
+        h = out.copy_(phi(z.addmm_(h, W)))
+    return Z, H
+
+
+def _rnn(ctx: Any, Z: Tensor, W: Tensor, g: Tensor, ends: Any) -> Any:
+    slopes = _slopes(ctx.rule, _tanh if ctx.kind == "rnn_tanh" else torch.relu, Z)
     R, down = torch.empty_like(Z), ends[0]
-    for t in reversed(range(len(Z))):
-        torch.mul(*_at(slope, t, g[t] + down), out=R[t])
-        down = R[t] @ W
+    for r, pull, *slope in _backwards(R, g, *slopes):
+        pull = pull + down
+        torch.mul(pull, _chosen(slope, pull), out=r)
+        down = r @ W
     return R, R, (down,)
 
 
@@ -168,34 +183,36 @@ def _lstm(
     ctx: Any, below: Tensor, across: Tensor, before: Tensor, start: Any, W: Tensor, g: Tensor,
     ends: Any,
 ) -> Any:  # fmt: skip
+    width = below.shape[-1] // 4
     Z = below.add_(across)
-    width, n = Z.shape[-1] // 4, len(Z)
-    gates = torch.sigmoid(Z)
-    gates[..., 2 * width : 3 * width] = torch.tanh(Z[..., 2 * width : 3 * width])
-    i, f, a, o = gates.chunk(4, -1)
-    C = torch.empty_like(before[:, :, :1]).expand(n, Z.shape[1], width).contiguous()
-    c = start[1]
-    for t in range(n):
-        c = torch.addcmul(i[t] * a[t], f[t], c, out=C[t])
-    C_before = torch.cat([start[1][None], C[:-1]])
-    top = torch.tanh(C)
+    moved = torch.ones(4 * width, dtype=Z.dtype, device=Z.device)
+    moved[2 * width : 3 * width] = 2  # where the gate is a tanh, 2 sigmoid(2 z) - 1
     d = ctx.rule.size * spread(Z)
-    slopes = _slopes(ctx.rule, torch.sigmoid, Z, d)
-    tanh_slopes = _slopes(ctx.rule, torch.tanh, Z[..., 2 * width : 3 * width], d)
-    for whole, part in zip(slopes, tanh_slopes, strict=True):
-        whole[..., 2 * width : 3 * width] = part
-    top_slope = _slope(ctx.rule, torch.tanh, C)
-    # what meets the pull on c: i gets a, f the c before, a gets i; and o the top by the pull on h
-    factors = torch.cat([a, C_before, i, top], -1)
-    R, down, down_c = torch.empty_like(Z), ends[0], ends[1]
-    for t in reversed(range(n)):
-        pull = g[t] + down
-        slope, moved = _at(top_slope, t, pull * o[t])
-        down_c = torch.addcmul(down_c, slope, moved)
-        pulls = torch.cat([down_c, down_c, down_c, pull], -1).mul_(factors[t])
-        torch.mul(*_at(slopes, t, pulls), out=R[t])
-        down = R[t] @ W
-        down_c = down_c * f[t]
+    Z *= moved
+    gates = torch.sigmoid(Z)
+    gates[..., 2 * width : 3 * width].mul_(2).sub_(1)
+    slopes = _slopes(ctx.rule, torch.sigmoid, Z, d, moved)
+    i, f, a, o = gates.chunk(4, -1)
+    C = torch.empty(len(Z), *start[1].shape, dtype=Z.dtype, device=Z.device)
+    c = start[1]
+    for t, entering in enumerate(i * a):
+        c = torch.addcmul(entering, f[t], c, out=C[t])
+    top_slopes = _slopes(ctx.rule, _tanh, C)
+    # what meets the pull on c: i gets a, f the c before, a gets i; o gets the top by that on h
+    factors = torch.stack([a, torch.cat([start[1][None], C[:-1]]), i, _tanh(C)], 2)
+    R, down, down_c = torch.empty_like(factors), ends[0], ends[1]
+    steps = _backwards(R, factors, g, o, f, *top_slopes, *(s.view_as(R) for s in slopes))
+    for r, factor, pull, o_t, f_t, *rest in steps:
+        pull = pull + down
+        slope_c, slope = rest[: len(slopes)], rest[len(slopes) :]
+        opened = pull * o_t
+        down_c = torch.addcmul(down_c, opened, _chosen(slope_c, opened))
+        torch.mul(factor[:, :3], down_c[:, None], out=r[:, :3])
+        torch.mul(factor[:, 3], pull, out=r[:, 3])
+        r *= _chosen(slope, r)
+        down = r.flatten(1) @ W
+        down_c = down_c * f_t
+    R = R.flatten(2)
     return R, R, (down, down_c)
 
 
@@ -208,40 +225,58 @@ def _gru(
     r, u = torch.sigmoid(Z).chunk(2, -1)
     reset = across[..., 2 * width :]
     Z_n = below[..., 2 * width :] + r * reset
-    n = torch.tanh(Z_n)
-    slope, slope_n = _slope(ctx.rule, torch.sigmoid, Z), _slope(ctx.rule, torch.tanh, Z_n)
-    apart = before - n
-    R, down = torch.empty_like(below), ends[0]
-    R_across = torch.empty_like(below)
-    for t in reversed(range(len(below))):
-        pull = g[t] + down
-        new = torch.mul(*_at(slope_n, t, pull * (1 - u[t])), out=R[t][:, 2 * width :])
-        gates = torch.cat([new * reset[t], pull * apart[t]], -1)
-        torch.mul(*_at(slope, t, gates), out=R[t][:, : 2 * width])
-        R_across[t][:, : 2 * width] = R[t][:, : 2 * width]
-        torch.mul(new, r[t], out=R_across[t][:, 2 * width :])
-        down = torch.addmm(pull * u[t], R_across[t], W)
+    slopes, slopes_n = _slopes(ctx.rule, torch.sigmoid, Z), _slopes(ctx.rule, _tanh, Z_n)
+    factors = torch.cat([reset, before - _tanh(Z_n)], -1)
+    R, R_across, down = torch.empty_like(below), torch.empty_like(below), ends[0]
+    steps = _backwards(R, R_across, factors, g, r, u, *slopes_n, *slopes)
+    for own, onwards, factor, pull, r_t, u_t, *rest in steps:
+        slope_n, slope = rest[: len(slopes)], rest[len(slopes) :]
+        pull = pull + down
+        kept = pull * u_t
+        new = pull - kept
+        new = new * _chosen(slope_n, new)
+        gates = torch.cat([new, pull], -1).mul_(factor)
+        gates *= _chosen(slope, gates)
+        torch.cat([gates, new], -1, out=own)
+        torch.cat([gates, new * r_t], -1, out=onwards)
+        down = torch.addmm(kept, onwards, W)
     return R, R_across, (down,)
 
 
-def _slope(rule: Displacement, phi: Any, z: Tensor) -> Slope:
-    return _slopes(rule, phi, z, rule.size * spread(z))
+def _backwards(*tensors: Tensor) -> Any:
+    """Step by step, the last one first."""
+    return zip(*(reversed(t.unbind(0)) for t in tensors), strict=True)
 
 
-def _slopes(rule: Displacement, phi: Any, z: Tensor, d: Tensor) -> Slope:
-    """What the rule multiplies a gradient by; from one side by its sign, below and above z."""
-    low, high = phi(z - d), phi(z + d)
+def _tanh(z: Tensor) -> Tensor:
+    """The same function, in an eighth of the time of torch.tanh on a processor."""
+    return torch.sigmoid(2 * z).mul_(2).sub_(1)
+
+
+def _slopes(
+    rule: Displacement,
+    phi: Any,
+    z: Tensor,
+    d: Tensor | None = None,
+    moved: Tensor | float = 1.0,
+) -> Slope:
+    """What the rule multiplies a gradient by; from one side by its sign, below and above z.
+
+    Where columns of z were multiplied by what they are ``moved`` by, and phi of them is as much
+    steeper, the slope is that of the function of what they were.
+    """
+    d = rule.size * spread(z) if d is None else d
+    scale = moved / d
+    low, high = phi(z - moved * d), phi(z + moved * d)
     if rule.sides == 2:
-        return (high.sub_(low).div_(2 * d),)
+        return (high.sub_(low).mul_(scale / 2),)
     x = phi(z)
-    return (x - low).div_(d), (high - x).div_(d)
+    return (x - low).mul_(scale), (high - x).mul_(scale)
 
 
-def _at(slope: Slope, t: int, g: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of the answer at a step."""
-    if len(slope) == 1:
-        return slope[0][t], g
-    return torch.where(g > 0, slope[0][t], slope[1][t]), g
+def _chosen(slope: Any, g: Tensor) -> Tensor:
+    """The slope on the side that a gradient moves to."""
+    return slope[0] if len(slope) == 1 else torch.where(g > 0, slope[0], slope[1])
 
 
 #: The autograd functions that are the rule's.

@@ -287,23 +287,23 @@ class Softmax(torch.autograd.Function):
         return answer.to(ctx.dtype), None, None
 
 
-def softmax_answer(x: Tensor, g: Tensor, rule: Rule) -> Tensor:
-    r"""The rule for ``x = softmax(z)``, from x alone.
+def softmax_answer(x: Tensor, g: Tensor, rule: Rule, masked: bool = True) -> Tensor:
+    r"""The rule for ``x = softmax(z)``, from x alone; what is ``masked`` does not move.
 
     With :math:`b = e^{-p} - 1` and :math:`\bar b = \langle x, b \rangle` the softmax at
     :math:`z - p` is :math:`x (1 + b) / (1 + \bar b)`, so no near numbers are subtracted.
     """
-    pull, weight, sides = rule.rows(g.masked_fill(x == 0, 0), 1.0)  # of what is not masked
+    pull, weight, sides = rule.rows(g.masked_fill(x == 0, 0) if masked else g, 1.0)
     if sides == 1:
         pull = pull - pull.amin(-1, keepdim=True)  # which changes nothing, and keeps exp below 1
     low = torch.expm1(-pull)
     mean = (x * low).sum(-1, keepdim=True)
     answer = (mean - low) / (1 + mean)
     if sides == 2:
-        high = torch.expm1(pull)
+        high = -low / (1 + low)
         mean = (x * high).sum(-1, keepdim=True)
         answer += (high - mean) / (1 + mean)
-    return weight * x * answer
+    return answer.mul_(x).mul_(weight)
 
 
 class Norm(torch.autograd.Function):
