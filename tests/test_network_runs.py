@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 import lpom
-from lpom import datasets, networks, saving
+from lpom import datasets, networks
 from lpom.cli import _COMMANDS, _loaded, app
 from lpom.estimators.splits import split_rows
 from lpom.files import write_atomically
@@ -78,14 +78,15 @@ def test_a_run_of_a_known_network_is_that_of_python(lenet):
         early_stopping=lpom.EarlyStopping(watch="loss"),
     )
     expected.eval()
-    model, metadata = saving.load(lenet / "model.safetensors")
+    predictor = lpom.load(lenet)
+    model = predictor.estimator.to_torch()
     x = torch.from_numpy(data.x_test)
     torch.testing.assert_close(model(x), expected(x))
     run = Run.read(lenet)
     right = (expected(x).argmax(1).numpy() == data.y_test).mean()
     assert run.config["results"]["test"]["score"] == pytest.approx(right)
     assert right > 0.5 and run.history[-1].validation_score is not None
-    assert metadata["network"]["name"] == "lenet5"
+    assert predictor.estimator.network == "lenet5"
 
 
 def test_info_and_report_of_a_network(lenet):

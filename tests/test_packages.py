@@ -27,11 +27,9 @@ ROOMS = [
     {"training", "lifting", "compacting"},
     {"diagnostics"},
     {"networks", "datasets"},
+    {"layers", "encoding", "saving", "export"},
     {
         "estimators",
-        "saving",
-        "packing",
-        "export",
         "tables",
         "predictor",
         "preparation",

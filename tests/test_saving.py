@@ -1,26 +1,29 @@
-"""Model files: what is saved comes back, and whatever was done to a file is noticed."""
+"""Files: what is saved comes back, and whatever was done to a file is noticed."""
 
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
+import pickle
 import random
 import tracemalloc
 
+import joblib
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torch.nn.functional as F
+from sklearn import compose, decomposition, impute, pipeline, preprocessing
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.feature_extraction import text
 from torch import nn
 
 import lpom
-from lpom import activations, networks, saving
+from lpom import LPOM, activations, encoding, saving
 from lpom.exceptions import ModelFileError
-from lpom.graph import rebuilding, trace
-from lpom.graph.vocabulary import CLASSES
-
-METADATA = {"classes": ["ä", "b"], "mean": [0.1, 1e-300], "nested": {"none": None}}
+from lpom.layers import LAYERS
 
 
 @pytest.fixture
@@ -30,178 +33,81 @@ def path(tmp_path):
 
 @pytest.fixture
 def saved(path):
-    saving.save(path, lpom.mlp([3, 5, 2], "tanh", seed=0), metadata=METADATA)
+    lpom.save(lpom.mlp([3, 5, 2], "tanh", seed=0), path)
     return path
+
+
+def again(value, path):
+    lpom.save(value, path)
+    return lpom.load(path)
 
 
 def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-# networks of every kind
+# networks
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.value, self.gate, self.out = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.value(x)) * torch.sigmoid(self.gate(x)))
-
-
-class Recurrent(nn.Module):
-    """Asks for the number of steps and for the size of the batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.across, self.out = nn.Linear(2, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x):
-        h = torch.zeros(x.shape[0], 5, device=x.device)
-        for t in range(x.shape[1]):
-            h = torch.tanh(self.inner(x[:, t]) + self.across(h))
-        return self.out(h)
-
-
-class Attention(nn.Module):
-    """Causal attention with one head, a residual, a norm and the mean over places."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.embed = nn.Embedding(11, width)
-        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
-        self.norm = nn.LayerNorm(width)
-        self.out = nn.Linear(width, 3)
-        places = torch.full((4, 4), -math.inf).triu(1)
-        self.register_buffer("mask", places, persistent=False)
-
-    def forward(self, tokens):
-        x = self.embed(tokens)
-        scores = self.query(x) @ self.key(x).transpose(-2, -1) / math.sqrt(x.shape[-1])
-        x = self.norm(x + torch.softmax(scores + self.mask, dim=-1) @ self.value(x))
-        return self.out(x.mean(1))
-
-
-class Tied(nn.Module):
-    """One layer under two names, a weight under two more, a constant and a dropout by function."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.again = self.first
-        self.third = nn.Linear(4, 4)
-        self.third.weight = self.first.weight
-        self.scale = nn.Parameter(torch.ones(4))
-        self.register_buffer("shift", torch.arange(4.0))
-
-    def forward(self, x, unused=None):
-        x = torch.tanh(self.first(x)) * self.scale + self.shift * torch.full((4,), 0.5)
-        x = F.dropout(torch.tanh(self.again(x)), 0.5, self.training)
-        return F.linear(self.third(x), self.first.weight[:3])
-
-
-def normed():
+def convolutions():
     return nn.Sequential(
-        nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.PReLU(8), nn.Linear(8, 3)
+        nn.Conv2d(2, 4, 3, padding=1, groups=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Sequential(nn.ConvTranspose2d(4, 3, 2), nn.LeakyReLU(0.3), nn.Dropout(0.2)),
+        nn.Flatten(),
+        nn.LayerNorm(75),
+        nn.Linear(75, 3, bias=False),
     )
 
 
-class OwnForward(nn.Sequential):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-NETWORKS = {
-    "mlp": (lambda: lpom.mlp([6, 5, 3], "elu", seed=0), (6,)),
-    "lenet5": (lambda: networks.get("lenet5", (1, 28, 28), 3, seed=0), (1, 28, 28)),
-    "resnet8": (lambda: networks.get("resnet8", (3, 16, 16), 3, seed=0), (3, 16, 16)),
-    "gated": (Gated, (6,)),
-    "recurrent": (Recurrent, (7, 2)),
-    "attention": (Attention, None),
-    "tied": (Tied, (4,)),
-    "norm and prelu": (normed, (6,)),
-    "own forward": (
-        lambda: OwnForward(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
-        (6,),
-    ),
-}
-
-
-def inputs(shape, rows=24):
-    if shape is None:
-        return torch.randint(11, (rows, 4), generator=torch.Generator().manual_seed(1))
-    return normal(rows, *shape, seed=1)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_network_comes_back_and_trains_on(path, name):
-    make, shape = NETWORKS[name]
+def test_a_network_of_known_layers_comes_back_and_trains_on(path):
     torch.manual_seed(0)
-    model, X = make(), inputs(shape)
-    lpom.fit(model, X, torch.arange(len(X)) % 3, epochs=1, batch_size=8, seed=0)
-    saving.save(path, model, example=X, metadata=METADATA)
-    loaded, metadata = saving.load(path)
-    assert metadata == METADATA
-    assert not any(module.training for module in loaded.modules())
+    model, X = convolutions(), normal(24, 2, 8, 8)
+    y = torch.arange(24) % 3
+    lpom.fit(model, X, y, epochs=1, batch_size=8, seed=0)
+    state = torch.get_rng_state()
+    loaded = again(model, path)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert str(loaded) == str(model) and not any(m.training for m in loaded.modules())
     assert list(loaded.state_dict()) == list(model.state_dict())
-    with torch.no_grad():
-        assert torch.equal(loaded(X), model.eval()(X))
-
-    graph, first = trace(loaded, X), trace(model, X)
-    assert [node.name for node in graph.nodes] == [node.name for node in first.nodes]
-    assert [node.edge.names for node in graph.nodes] == [node.edge.names for node in first.nodes]
-    results = []
+    assert torch.equal(loaded(X), model.eval()(X))
     for each in (model, loaded):
-        lpom.fit(each.train(), X, torch.arange(len(X)) % 3, epochs=1, batch_size=8, seed=3)
-        results.append(each.state_dict())
-    for key in results[0]:
-        torch.testing.assert_close(results[1][key], results[0][key], rtol=0, atol=0)
+        lpom.fit(each.train(), X, y, epochs=1, batch_size=8, seed=3)
+    for key, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value)
+    first = path.read_bytes()
+    lpom.save(lpom.load(path), path)
+    assert path.read_bytes() == first
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet8", "recurrent", "attention", "tied"])
-def test_a_loaded_network_can_be_exported_and_copied(path, name):
-    make, shape = NETWORKS[name]
-    X = inputs(shape, 3)
-    saving.save(path, make(), example=X)
-    loaded, _ = saving.load(path)
-    program = torch.export.export(loaded, (X,))
-    torch.testing.assert_close(program.module()(X), loaded(X))
-    assert torch.equal(copy.deepcopy(loaded)(X), loaded(X))
-
-
-def test_a_sequential_comes_back_as_one_with_the_names_of_its_children(path):
+def test_names_of_children_and_a_single_layer(path):
     model = nn.Sequential()
     model.add_module("body", nn.Sequential(nn.Linear(3, 4), nn.ReLU()))
     model.add_module("head-1", nn.Linear(4, 2))
-    saving.save(path, model)
-    loaded, _ = saving.load(path)
-    assert str(loaded) == str(model) and type(loaded) is nn.Sequential
-    saving.save(path, nn.Linear(3, 2))
-    assert type(saving.load(path)[0]) is nn.Linear
+    assert str(again(model, path)) == str(model)
+    assert type(again(nn.Linear(3, 2), path)) is nn.Linear
+    compiled = torch.compile(model, backend="eager")
+    assert str(again(compiled, path)) == str(model)
 
 
-def test_frozen_shared_and_constant_tensors_stay_so(path):
-    model = Tied()
-    model.third.bias.requires_grad_(False)
-    model.double().train()
-    saving.save(path, model)
-    assert model.training and not [name for name in vars(model) if "constant" in name]
-    loaded, _ = saving.load(path)
-    assert loaded.first is loaded.again and loaded.third.weight is loaded.first.weight
-    assert {n: p.requires_grad for n, p in loaded.named_parameters()} == {
-        n: p.requires_grad for n, p in model.named_parameters()
-    }
-    assert all(p.dtype == torch.float64 for p in loaded.parameters())
-    X = normal(5, 4).double()
-    for each in (model, loaded):  # dropout is a matter of the mode, as in the model's own Python
-        assert not torch.equal(each.train()(X), each(X))
-        assert torch.equal(each.eval()(X), each(X))
-    assert torch.equal(loaded(X), model(X))
+def test_frozen_shared_and_double_tensors_stay_so(path):
+    inner = nn.Linear(4, 4)
+    model = nn.Sequential(inner, nn.Tanh(), inner, nn.Linear(4, 4)).double().train()
+    model[3].weight = inner.weight
+    model[3].bias.requires_grad_(False)
+    loaded = again(model, path)
+    assert model.training
+    assert loaded[0] is loaded[2] and loaded[3].weight is loaded[0].weight
+    frozen = [name for name, p in loaded.named_parameters() if not p.requires_grad]
+    assert frozen == ["3.bias"] and loaded[0].weight.dtype == torch.float64
+    assert torch.equal(loaded(normal(5, 4).double()), model.eval()(normal(5, 4).double()))
 
 
-@pytest.mark.parametrize("kind", CLASSES.values(), ids=lambda kind: kind.__name__)
-def test_every_layer_comes_back_with_its_settings(path, kind):
+@pytest.mark.parametrize("name", LAYERS)
+def test_every_layer_comes_back_with_its_settings(path, name):
+    kind = getattr(nn, name)
     given = {
         "Linear": (3, 2, False),
         "Bilinear": (2, 3, 4),
@@ -211,9 +117,6 @@ def test_every_layer_comes_back_with_its_settings(path, kind):
         "Upsample": (None, 2.0, "bilinear", True),
         "UpsamplingNearest2d": (None, 2.0),
         "UpsamplingBilinear2d": (None, 3.0),
-        "PixelShuffle": (2,),
-        "PixelUnshuffle": (2,),
-        "ChannelShuffle": (2,),
         "Unfold": (2, 1, 1, 2),
         "Fold": ((4, 4), 2, 1, 0, 2),
         "BatchNorm1d": (3, 1e-3, None, False),
@@ -224,20 +127,21 @@ def test_every_layer_comes_back_with_its_settings(path, kind):
         "LayerNorm": ((3, 2), 1e-3),
         "RMSNorm": ((3, 2), 1e-3, False),
         "GroupNorm": (2, 4, 1e-3),
+        "LocalResponseNorm": (2, 1e-3),
         "PReLU": (3,),
-    }.get(kind.__name__)
-    if given is None and "Conv" in kind.__name__:
+    }.get(name)
+    if given is None and "LPPool" in name:
+        given = (2.0, 3)
+    elif given is None and "Conv" in name:
         given = (4, 6, 3, 2, 1)
-    elif given is None and "ConstantPad" in kind.__name__:
+    elif given is None and "ConstantPad" in name:
         given = (1, -math.inf)
-    elif given is None and ("Pad" in kind.__name__ or "Pool" in kind.__name__):
+    elif given is None and any(part in name for part in ("Pad", "Pool", "huffle")):
         given = (2,)
-    elif given is None and "BatchNorm" in kind.__name__:
+    elif given is None and ("BatchNorm" in name or "InstanceNorm" in name):
         given = (3,)
     layer = kind(*(given or ()))
-    model = nn.Sequential(layer, nn.Linear(2, 2))
-    saving.save(path, model)
-    loaded = saving.load(path)[0][0]
+    loaded = again(nn.Sequential(layer, nn.Linear(2, 2)), path)[0]
     assert type(loaded) is kind
 
     def settings(module):
@@ -248,138 +152,85 @@ def test_every_layer_comes_back_with_its_settings(path, kind):
     assert list(loaded.state_dict()) == list(layer.state_dict())
 
 
-@pytest.mark.parametrize("name", activations.names())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_an_mlp_comes_back_to_the_last_bit(path, name, dtype):
-    model = lpom.mlp([4, 6, 5, 3], name, seed=1).to(dtype)
-    saving.save(path, model)
-    loaded, _ = saving.load(path)
-    X = normal(7, 4).to(dtype)
-    assert torch.equal(loaded(X), model(X))
-    assert str(loaded) == str(model)
-    assert all(p.dtype == dtype and p.requires_grad for p in loaded.parameters())
-
-
 @pytest.mark.parametrize("example", activations.examples(), ids=lambda a: a.name)
-def test_parameters_of_activations_are_kept(path, example):
-    model = nn.Sequential(nn.Linear(8, 8), activations.Elementwise(example))
-    saving.save(path, model)
-    assert saving.load(path)[0][1].activation == example
+def test_activations_come_back_with_their_parameters(path, example):
+    model = nn.Sequential(nn.Linear(8, 8), activations.Elementwise(example)).bfloat16()
+    loaded = again(model, path)
+    assert loaded[1].activation == example
+    assert torch.equal(loaded[0].weight, model[0].weight)
 
 
-def test_the_same_model_makes_the_same_file_and_loading_draws_no_random_number(path, tmp_path):
-    for make, shape in (NETWORKS["tied"], NETWORKS["recurrent"], NETWORKS["lenet5"]):
-        saving.save(path, make(), example=inputs(shape), metadata=METADATA)
-        state = torch.get_rng_state()
-        model, metadata = saving.load(path)
-        assert torch.equal(torch.get_rng_state(), state)
-        saving.save(tmp_path / "a", model, example=inputs(shape), metadata=metadata)
-        saving.save(tmp_path / "b", model, example=inputs(shape), metadata=metadata)
-        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-        again, _ = saving.load(tmp_path / "a")
-        assert torch.equal(again(inputs(shape)), model(inputs(shape)))
+# weights alone, and classes of the user
 
 
-def test_saving_leaves_each_module_in_its_mode(path):
-    model = networks.get("resnet8", (3, 16, 16), 3, seed=0).train()
-    model.blocks[0].norm1.eval()
-    modes = [module.training for module in model.modules()]
-    before = copy.deepcopy(model.state_dict())
-    saving.save(path, model, example=inputs((3, 16, 16)))
-    assert [module.training for module in model.modules()] == modes
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-
-
-def test_a_compiled_model_is_saved_as_what_it_compiles(path):
-    model = lpom.mlp([3, 4, 2], seed=0)
-    saving.save(path, torch.compile(model, backend="eager"))
-    assert str(saving.load(path)[0]) == str(model)
-
-
-# networks that need Python of their own
-
-
-class Softsign(nn.Module):
+class Residual(nn.Module):
     def __init__(self, width=4):
         super().__init__()
-        self.body = nn.Linear(3, width)
-        self.head = nn.Linear(width, 2)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.body, self.head = nn.Linear(3, width), nn.Linear(width, 2)
+        self.again = self.body
+        self.register_buffer("mask", torch.full((2,), -math.inf))
 
     def forward(self, x):
-        return self.head(torch.erf(self.body(x)))
+        return self.head(torch.erf(self.body(x) + self.again(x)))
 
 
 @pytest.fixture
 def weights_only(path):
     torch.manual_seed(3)
-    model = Softsign()
-    model.body.bias.requires_grad_(False)
-    with pytest.warns(UserWarning, match="weights alone.*it calls erf.*into=model"):
-        saving.save(path, model, metadata=METADATA)
+    model = Residual()
+    model.head.bias.requires_grad_(False)
+    with pytest.warns(UserWarning, match=r"weights alone.*Residual.*into=model"):
+        lpom.save(model, path)
     return path, model
 
 
 def test_weights_alone_fill_a_model(weights_only):
     path, model = weights_only
-    with pytest.raises(ModelFileError, match="weights alone.*erf.*load\\(path, into=model\\)"):
-        saving.load(path)
-    other = Softsign()
-    loaded, metadata = saving.load(path, into=other)
-    assert loaded is other and metadata == METADATA and not other.training
+    with pytest.raises(ModelFileError, match=r"weights alone.*Residual.*into=model"):
+        lpom.load(path)
+    other = Residual()
+    assert lpom.load(path, into=other) is other and not other.training
     assert torch.equal(other(normal(5, 3)), model(normal(5, 3)))
-    assert [p.requires_grad for p in other.parameters()] == [True, False, True, True]
+    assert [n for n, p in other.named_parameters() if not p.requires_grad] == ["head.bias"]
+    lpom.load(path, into=lpom.lift(Residual()))
+
+
+def apart():
+    model = Residual()
+    model.again = nn.Linear(3, 4)
+    return model
 
 
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        (Softsign(5), r"body.weight has shape \(5, 3\) of torch.float32 in the model, \(4, 3\)"),
-        (Softsign().double(), "body.weight has .*float64 in the model.*float32 in the file"),
-        (nn.Sequential(nn.Linear(3, 4)), "0.bias, 0.weight of the model is not in the file"),
-        (nn.Sequential(nn.Linear(3, 4)), "body.bias.* and .* of the file is not in the model|body"),
+        (Residual(5), r"body.weight should have shape \(5, 3\), got \(4, 3\)"),
+        (Residual().double(), "is of torch.float64 in the model"),
+        (nn.Sequential(nn.Linear(3, 4)), "0.weight of the model is not in the file"),
     ],
 )
 def test_a_model_that_does_not_fit_stays_as_it_was(weights_only, model, sentence):
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ModelFileError, match=sentence):
-        saving.load(weights_only[0], into=model)
+        lpom.load(weights_only[0], into=model)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_a_described_file_fills_a_model_too_and_sharing_must_agree(path):
-    torch.manual_seed(0)
-    saving.save(path, Tied())
-    other = Tied()
-    saving.load(path, into=other)
-    assert torch.equal(other(normal(2, 4)), saving.load(path)[0](normal(2, 4)))
-    apart = Tied()
-    apart.third.weight = nn.Parameter(torch.zeros(4, 4))
-    saving.load(path, into=apart)
-    assert torch.equal(apart.third.weight, other.third.weight)
-    nn.init.ones_(apart.third.weight)
-    saving.save(path, apart)
-    with pytest.raises(ModelFileError, match="third.weight and first.weight are one tensor in the"):
-        saving.load(path, into=other)
-
-
-class AsksForValues(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.layer(x) if x.sum() > 0 else self.layer(-x)
+def test_sharing_must_agree(weights_only, path):
+    model = apart()
+    lpom.load(path, into=model)  # two copies of one tensor
+    assert torch.equal(model.again.weight, model.body.weight)
+    nn.init.ones_(model.again.weight)
+    with pytest.warns(UserWarning, match="weights alone"):
+        lpom.save(model, path)
+    with pytest.raises(ModelFileError, match="one tensor in the model, and two in the file"):
+        lpom.load(path, into=Residual())
 
 
 def hooked():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     model[1].register_forward_hook(lambda module, args, out: 2 * out)
     return model
-
-
-def parametrized():
-    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
 
 
 def with_function():
@@ -393,35 +244,223 @@ def with_extra_buffer():
     return model
 
 
+class OwnForward(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (AsksForValues, "torch.fx cannot follow AsksForValues.*example="),
-        (hooked, r"1 \(ReLU\) has forward hooks"),
-        (parametrized, r"0 \(ParametrizedLinear\) is not among the layers"),
-        (with_function, "'softsign' was made of a function"),
-        (with_extra_buffer, "Linear has no place for 0.extra"),
+        (hooked, "forward hooks"),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), "Parametrized"),
+        (with_function, "made of a function"),
+        (with_extra_buffer, "0.extra"),
+        (lambda: OwnForward(nn.Linear(3, 2)), "OwnForward"),
     ],
 )
-def test_what_no_description_can_hold_is_said_and_its_weights_are_kept(path, make, reason):
+def test_of_what_needs_its_own_python_the_weights_are_kept(path, make, reason):
     model, other = make(), make()
     with pytest.warns(UserWarning, match=f"weights alone.*{reason}"):
-        saving.save(path, model)
-    saving.load(path, into=other)
+        lpom.save(model, path)
+    lpom.load(path, into=other)
     assert torch.equal(other(normal(4, 3)), model.eval()(normal(4, 3)))
 
 
-def test_a_loop_over_steps_needs_an_example(path):
-    with pytest.warns(UserWarning, match="weights alone.*example=, a batch of its inputs"):
-        saving.save(path, Recurrent())
+class Named(nn.Module):
+    """A name and its options, for classes that `register` knows."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+
+    def _to_saved(self):
+        return {"width": self.layer.in_features, "weights": self.state_dict()}
+
+    @classmethod
+    def _from_saved(cls, saved):
+        made = cls(saved["width"])
+        made.load_state_dict(saved["weights"])
+        return made
 
 
-def test_what_has_no_values_is_not_saved(path):
-    with pytest.raises(ModelFileError, match="0.weight has no values yet"):
-        saving.save(path, nn.Sequential(nn.LazyLinear(2)))
-    with pytest.raises(ModelFileError, match="0.weight is of torch.complex64"):
-        saving.save(path, nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)))
-    assert not path.exists()
+def test_a_class_of_the_user(path, monkeypatch):
+    monkeypatch.setattr(encoding, "_REGISTERED", {})
+    saving.register(Named)
+    model = Named(3)
+    loaded = again({"model": model}, path)["model"]
+    assert type(loaded) is Named and torch.equal(loaded.layer.weight, model.layer.weight)
+    encoding._REGISTERED.clear()
+    with pytest.raises(ModelFileError, match="unknown class 'Named'"):
+        lpom.load(path)
+    with pytest.raises(ValueError, match="StandardScaler is taken"):
+        saving.register(type("StandardScaler", (), {}))
+
+
+# plain values, estimators and pipelines
+
+
+def test_plain_values(path):
+    values = {
+        "plain": [None, True, -3, 1e-300, "ä", math.inf, (1, (2,)), {3, 4}, slice(1, None)],
+        "keys": {1: "one", ("a", None): "two", "~": {}},
+        "arrays": [np.arange(6.0).reshape(2, 3), np.array([True]), np.array(["a", "bc"])],
+        "odd": [np.array([1, None, "x"], object), np.array([2**63], np.uint64), np.float32(0.1)],
+        "times": np.array(["2024-02-29", "NaT"], "datetime64[s]"),
+        "types": [np.float64, np.dtype("int8"), torch.float16, torch.device("cpu")],
+        "tensor": torch.arange(3, dtype=torch.bfloat16),
+    }
+    loaded = again(values, path)
+    assert repr(loaded) == repr(values)
+    assert loaded["types"][0] is np.float64 and type(loaded["odd"][2]) is np.float32
+    generator = np.random.RandomState(3)
+    assert again(generator, path).randint(2**30) == generator.randint(2**30)
+    method = LPOM(weights=lpom.Exact(ridge=0.5), penalties={"0.weight": lpom.penalties.L1(1e-3)})
+    assert again(method, path) == method
+
+
+def test_every_known_class_is_there():
+    for name in encoding._MODULE_OF:
+        assert encoding.known_class(name).__name__ == name
+
+
+X, labels = load_iris(return_X_y=True)
+WORDS = np.array(["a red fox", "the fox", "a hen", "red red hen"] * 5)
+MIXED = np.array([[0.5, "u"], [1.5, "v"], [np.nan, "w"], [2.0, "u"]] * 4, dtype=object)
+
+
+@pytest.mark.parametrize(
+    ("step", "rows"),
+    [
+        *((getattr(preprocessing, name)(), X) for name in (
+            "StandardScaler", "MinMaxScaler", "MaxAbsScaler", "RobustScaler", "PowerTransformer",
+            "Normalizer", "PolynomialFeatures", "KBinsDiscretizer",
+        )),
+        (preprocessing.QuantileTransformer(n_quantiles=20, random_state=0), X),
+        (preprocessing.OneHotEncoder(handle_unknown="ignore", min_frequency=3), MIXED[:, 1:]),
+        (preprocessing.OrdinalEncoder(dtype=np.float32), MIXED[:, 1:]),
+        (impute.SimpleImputer(strategy="most_frequent", add_indicator=True), MIXED[:, :1]),
+        (impute.SimpleImputer(), X),
+        (decomposition.PCA(2), X),
+        (decomposition.TruncatedSVD(2), X),
+        (text.TfidfVectorizer(ngram_range=(1, 2)), WORDS),
+        (text.CountVectorizer(), WORDS),
+        (text.HashingVectorizer(n_features=8), WORDS),
+        (pipeline.make_union(preprocessing.StandardScaler(), decomposition.PCA(1)), X),
+        (compose.make_column_transformer(
+            (impute.SimpleImputer(), [0]),
+            (preprocessing.OneHotEncoder(), slice(1, 2)),
+            remainder="passthrough",
+        ), MIXED),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "fit") else "",
+)  # fmt: skip
+def test_pieces_of_scikit_learn_come_back_fitted(path, step, rows):
+    step.fit(rows)
+    loaded = again(step, path)
+    assert type(loaded) is type(step) and str(loaded) == str(step)
+    expected, found = step.transform(rows), loaded.transform(rows)
+    assert type(found) is type(expected)
+    if hasattr(expected, "toarray"):
+        expected, found = expected.toarray(), found.toarray()
+    np.testing.assert_array_equal(np.asarray(found, object), np.asarray(expected, object))
+    if hasattr(step, "get_feature_names_out"):
+        assert list(loaded.get_feature_names_out()) == list(step.get_feature_names_out())
+
+
+def classifier():
+    model = lpom.MLPClassifier((8,), "tanh", method=LPOM(), max_iter=400, tol=0.05, random_state=0)
+    names = np.array(["setosa", "versicolor", "virginica"])
+    return pipeline.make_pipeline(preprocessing.StandardScaler(), model).fit(X, names[labels])
+
+
+def regressor():
+    rows, y = load_diabetes(return_X_y=True)
+    model = lpom.MLPRegressor((4,), max_iter=100, tol=0.05, random_state=np.random.RandomState(1))
+    scaled = compose.TransformedTargetRegressor(model, transformer=preprocessing.MinMaxScaler())
+    return pipeline.make_pipeline(preprocessing.QuantileTransformer(n_quantiles=50), scaled).fit(
+        rows, y
+    )
+
+
+def by_skops(model):
+    skops = pytest.importorskip("skops.io")
+    content = skops.dumps(model)
+    return skops.loads(content, trusted=skops.get_untrusted_types(data=content))
+
+
+def by_joblib(model):
+    file = io.BytesIO()
+    joblib.dump(model, file)
+    return joblib.load(file)
+
+
+@pytest.mark.parametrize("way", ["lpom", "pickle", "joblib", "skops"])
+def test_pipelines_with_our_estimators_come_back(path, way):
+    trip = {
+        "lpom": lambda model: again(model, path),
+        "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+        "joblib": by_joblib,
+        "skops": by_skops,
+    }[way]
+    model = classifier()
+    loaded = trip(model)
+    np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    assert loaded.predict(X)[0] == "setosa" and loaded.score(X, model.predict(X)) == 1
+    assert loaded[-1].loss_curve_ == model[-1].loss_curve_
+    assert str(loaded) == str(model)
+    loaded[-1].partial_fit(X, model.predict(X))  # and may go on
+    loaded[-1].set_params(max_iter=1000).fit(X, labels)
+    assert loaded[-1].score(X, labels) > 0.9
+    model, rows = regressor(), load_diabetes().data
+    np.testing.assert_array_equal(trip(model).predict(rows), model.predict(rows))
+
+
+def test_estimators_before_fit_and_what_can_not_be_saved(path):
+    assert str(again(lpom.MLPRegressor((3,), alpha=0.5), path)) == str(
+        lpom.MLPRegressor((3,), alpha=0.5)
+    )
+    before = path.read_bytes()
+    model = pipeline.make_pipeline(preprocessing.FunctionTransformer(np.log1p))
+    circle = []
+    circle.append(circle)
+    for value, sentence in [
+        (model, "steps.*FunctionTransformer"),
+        ({"a": [print]}, "a.0 is print"),
+        (object(), "the object is object"),
+        ({"a": np.ma.array([1.0])}, "a is MaskedArray"),
+        (circle, "in itself"),
+        (nn.Sequential(nn.LazyLinear(2)), "0.weight has no values yet"),
+        (nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)), "complex64"),
+    ]:
+        with pytest.raises(ModelFileError, match=sentence):
+            lpom.save(value, path)
+    with pytest.raises(TypeError, match="an object and then a path"):
+        lpom.save(path, model)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_a_deflated_file(tmp_path):
+    model = lpom.mlp([100, 100, 2], seed=0)
+    with torch.no_grad():
+        model[0].weight.sign_()
+    lpom.save(model, tmp_path / "a.safetensors")
+    lpom.save(model, tmp_path / "a.safetensors.gz")
+    assert str(lpom.load(tmp_path / "a.safetensors.gz")) == str(model)
+    sizes = [(tmp_path / f"a.safetensors{end}").stat().st_size for end in ("", ".gz")]
+    assert sizes[1] < sizes[0] / 10
+    content = (tmp_path / "a.safetensors.gz").read_bytes()
+    for damaged in (content[:-20], content[:300] + b"x" + content[301:], content[:2]):
+        (tmp_path / "a.safetensors.gz").write_bytes(damaged)
+        with pytest.raises(ModelFileError, match="damaged"):
+            lpom.load(tmp_path / "a.safetensors.gz")
+
+
+def test_the_folder_of_a_run_is_its_model_file(saved):
+    assert str(lpom.load(saved.parent)) == str(lpom.load(saved))
+    saved.unlink()
+    with pytest.raises(ModelFileError, match="there is no model file"):
+        lpom.load(saved.parent)
 
 
 # files that were damaged or made by somebody else
@@ -445,79 +484,56 @@ def rewrite(path, stored=None, sign=True, **changes):
 
 
 def edit(path, *keys, value):
-    """Put a value somewhere into the description of the network."""
-    network = parts(path)[1]["network"]
-    place = network
+    """Put a value somewhere into the description of the module."""
+    tree = parts(path)[1]["object"]
+    place = tree["module"]
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = value
-    rewrite(path, network=network)
+    rewrite(path, object=tree)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 8, 9, 100, -1])
+@pytest.mark.parametrize("keep", [0, 1, 5, 8, 9, 100, -1])
 def test_a_file_cut_off_anywhere(saved, keep):
     saved.write_bytes(saved.read_bytes()[:keep])
-    with pytest.raises(ModelFileError, match="is cut off or damaged|is not a safetensors file"):
-        saving.load(saved)
+    with pytest.raises(ModelFileError, match="is cut off or damaged"):
+        lpom.load(saved)
 
 
 def test_a_file_of_another_kind(saved):
     torch.save({"weight": torch.ones(2)}, saved)
-    with pytest.raises(ModelFileError, match="is not a safetensors file"):
-        saving.load(saved)
+    with pytest.raises(ModelFileError, match="no safetensors file"):
+        lpom.load(saved)
     saved.write_bytes(safetensors.torch.save({"weight": torch.ones(2)}))
-    with pytest.raises(ModelFileError, match="not an lpom model"):
-        saving.load(saved)
+    with pytest.raises(ModelFileError, match="lpom did not write it"):
+        lpom.load(saved)
 
 
-def test_a_changed_byte_is_noticed_wherever_it_is(saved):
-    content = saved.read_bytes()
-    for k in range(0, len(content), 5):
+def test_every_changed_byte_is_noticed(saved):
+    content = bytearray(saved.read_bytes())
+    for k in random.Random(0).sample(range(len(content)), 150):
         changed = bytearray(content)
         changed[k] ^= 1
         saved.write_bytes(changed)
         with pytest.raises(ModelFileError):
-            saving.load(saved)
-
-
-def test_changed_weights_and_metadata_fail_the_checksum(saved):
-    before = saved.read_bytes()
-    tensors, _ = parts(saved)
-    tensors["0.weight"][0, 0] += 1
-    rewrite(saved, tensors, sign=False)
-    with pytest.raises(ModelFileError, match="was changed after it was written.*checksum"):
-        saving.load(saved)
-    saved.write_bytes(before)
-    rewrite(saved, sign=False, metadata={**METADATA, "classes": ["b", "ä"]})
-    with pytest.raises(ModelFileError, match="checksum does not match"):
-        saving.load(saved)
-
-
-@pytest.mark.parametrize("version", [1, 99, None, "2", [2]])
-def test_another_version(saved, version):
-    rewrite(saved, format_version=version, lpom_version="7.0")
-    with pytest.raises(
-        ModelFileError, match=r"format version .*reads version 2.*lpom 7.0: install"
-    ):
-        saving.load(saved)
-
-
-@pytest.mark.parametrize("key", ["tensors", "shared", "metadata", "lpom_version", "network"])
-@pytest.mark.parametrize("value", [..., None, 3, "text", [], [["a", 1]]])
-def test_a_header_of_other_types(saved, key, value):
-    if (key, value) == ("lpom_version", "text"):
-        pytest.skip("a text is what it should be")
-    rewrite(saved, **{key: value})
-    with pytest.raises(ModelFileError, match=f"lacks {key!r}, a JSON|holds the weights alone"):
-        saving.load(saved)
+            lpom.load(saved)
 
 
 @pytest.mark.parametrize("text", ["[", "3", "null", "[" * 100_000, '{"a":' * 100_000, "{}"])
 def test_metadata_that_are_no_json(saved, text):
     tensors, _ = parts(saved)
     saved.write_bytes(safetensors.torch.save(tensors, metadata={"lpom": text}))
-    with pytest.raises(ModelFileError, match="metadata that is not valid JSON|format version None"):
-        saving.load(saved)
+    with pytest.raises(ModelFileError, match="damaged|another format version"):
+        lpom.load(saved)
+
+
+def test_another_version_and_no_object(saved):
+    rewrite(saved, version=99, lpom_version="7.0")
+    with pytest.raises(ModelFileError, match=r"format version.*version 7.0"):
+        lpom.load(saved)
+    rewrite(saved, version=saving.VERSION, sha256=..., sign=False)
+    with pytest.raises(ModelFileError, match="checksum"):
+        lpom.load(saved)
 
 
 HUGE = 2**40
@@ -536,12 +552,14 @@ HUGE = 2**40
         {"a": {"dtype": "F32", "shape": None, "data_offsets": [0, 8]}},
     ],
 )
-def test_a_header_that_claims_what_is_not_there(saved, outer):
+@pytest.mark.parametrize("deflated", [False, True])
+def test_a_header_that_claims_what_is_not_there(saved, outer, deflated):
     text = json.dumps({"__metadata__": {"lpom": json.dumps(parts(saved)[1])}, **outer}).encode()
-    saved.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8))
+    content = len(text).to_bytes(8, "little") + text + bytes(8)
+    saved.write_bytes(saving.gzip.compress(content) if deflated else content)
     tracemalloc.start()
     with pytest.raises(ModelFileError, match="is cut off or damaged"):
-        saving.load(saved)
+        lpom.load(saved)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -549,232 +567,114 @@ def test_a_header_that_claims_what_is_not_there(saved, outer):
 def test_a_large_file_behind_a_small_header_is_not_read(saved):
     with saved.open("r+b") as file:
         file.truncate(2**40)  # a hole, which takes no place on disk
-    with pytest.raises(ModelFileError, match="do not fill the 1099511627776 bytes"):
-        saving.load(saved)
+    with pytest.raises(ModelFileError, match="do not fill"):
+        lpom.load(saved)
     with saved.open("r+b") as file:
         file.write((2**39).to_bytes(8, "little"))
     with pytest.raises(ModelFileError, match="a header of 549755813888 bytes"):
-        saving.load(saved)
+        lpom.load(saved)
 
 
 def test_tensors_missing_too_many_or_of_another_kind(saved):
-    tensors, header = parts(saved)
+    tensors, _ = parts(saved)
     before = saved.read_bytes()
     for changed, sentence in [
-        ({k: v for k, v in tensors.items() if k != "2.bias"}, "2.bias is missing"),
-        ({**tensors, "../evil": torch.ones(1)}, "../evil is too many"),
-        ({**tensors, "0.weight": torch.ones(6, 3)}, r"should have shape \(5, 3\), got \(6, 3\)"),
-        ({**tensors, "0.weight": torch.ones(5, 3).long()}, "like torch.float32, got torch.int64"),
+        ({k: v for k, v in tensors.items() if k != "2.bias"}, "2.bias"),
+        ({**tensors, "../evil": torch.ones(1)}, "evil"),
+        ({**tensors, "0.weight": torch.ones(6, 3)}, r"shape \(5, 3\), got \(6, 3\)"),
+        ({**tensors, "0.weight": torch.ones(5, 3).long()}, "torch.float32, got torch.int64"),
+        ({**tensors, "0.weight": torch.full((5, 3), torch.nan)}, "NaN or infinity in|0.weight"),
     ]:
         saved.write_bytes(before)
         rewrite(saved, changed)
         with pytest.raises(ModelFileError, match=sentence):
-            saving.load(saved)
-    for kind, sentence in [
-        ("buffer", "Linear has no place for 0.weight"),
-        ("code", "calls 0.weight a 'code', which is none of parameter"),
-        (None, "calls 0.weight a None"),
-    ]:
-        saved.write_bytes(before)
-        rewrite(saved, tensors={**header["tensors"], "0.weight": kind})
-        with pytest.raises(ModelFileError, match=sentence):
-            saving.load(saved)
+            lpom.load(saved)
+
+
+LINEAR = ("layers", "Sequential", "0", "Linear")
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "sentence"),
+    ("keys", "value"),
     [
-        (("modules", "0", "settings", "out_features"), 6, r"shape \(6, 3\), got \(5, 3\)"),
-        (("modules", "0", "settings", "out_features"), HUGE, r"shape \(1099511627776, 3\)"),
-        (("modules", "0", "settings", "out_features"), 10**30, "description of a network"),
-        (("modules", "0", "settings", "out_features"), -3, "description of a network"),
-        (("modules", "0", "settings", "out_features"), 0, r"shape \(0, 3\)"),
-        (("modules", "0", "settings", "out_features"), "3", "description of a network"),
-        (("modules", "0", "settings", "out_features"), None, "description of a network"),
-        (("modules", "0", "settings", "out_features"), {"value": 0}, "is no constant"),
-        (("modules", "0", "settings", "out_features"), {"tuple": 3}, "a tuple needs a list"),
-        (("modules", "0", "settings", "out_features"), {"dtype": "evil"}, "'evil' is none of"),
-        (("modules", "0", "settings", "bias"), False, "Linear has no place for 0.bias"),
-        (("modules", "0", "settings", "device"), "cuda", "Linear has no setting 'device'"),
-        (("modules", "0", "settings"), None, "settings should be an object, got NoneType"),
-        (("modules", "0", "class"), "Liner", "unknown layer 'Liner'; did you mean 'Linear'"),
-        (("modules", "0", "class"), "__import__('os').system", "unknown layer"),
-        (("modules", "0", "class"), "Module", "settings should be|unknown layer"),
-        (("modules", "0", "class"), None, "a name should be text, got NoneType"),
-        (("modules", "1", "class"), "LSTM", "unknown layer 'LSTM'"),
-        (("modules", "1", "class"), "Elementwise", "a name should be text"),
-        (("modules", "0"), None, "module 0 is NoneType"),
-        (("modules", "0"), {"same": ""}, "is said to be '', which is not there"),
-        (("modules", "0"), {"same": "9"}, "is said to be '9', which is not there"),
-        (("modules", "../evil"), {"class": "ReLU", "settings": {}}, "is no name of a module"),
-        (("modules", "a/b"), {"class": "ReLU", "settings": {}}, "is no name of a module"),
-        (("modules", "x.y"), {"class": "ReLU", "settings": {}}, "has nothing that could hold it"),
-        (("modules", "0.y"), {"class": "ReLU", "settings": {}}, "has nothing that could hold it"),
-        (("modules", "forward"), {"class": "ReLU", "settings": {}}, "forward"),
-        (("modules", "__class__"), {"class": "ReLU", "settings": {}}, "__class__"),
-        (("modules", "a." * 99 + "a"), {"class": "ReLU", "settings": {}}, "at most 64 parts"),
-        (("modules",), {}, "it describes no module"),
-        (("modules",), [], "modules should be an object, got list"),
+        *(
+            ((*LINEAR, "out_features"), v)
+            for v in (6, HUGE, 10**30, -3, 0, "3", None, {"value": 0})
+        ),
+        *(((*LINEAR, "out_features"), v) for v in ({"tuple": 3}, {"number": "object"})),
+        ((*LINEAR, "bias"), False),
+        ((*LINEAR, "device"), "cuda"),
+        (LINEAR, None),
+        *((("layers", "Sequential", "0"), v) for v in (None, {}, {"Liner": {}}, {"same": ""})),
+        *((("layers", "Sequential", "0"), v) for v in ({"LSTM": {}}, {"__import__('os')": {}})),
+        *((("layers", "Sequential", "1"), v) for v in ({"Elementwise": {}}, {"same": "9"})),
+        *((("layers", "Sequential", k), {"ReLU": {}}) for k in ("../evil", "a/b", "x.y", "")),
+        *((("layers", "Sequential", k), {"ReLU": {}}) for k in ("forward", "__class__")),
+        *((("layers",), v) for v in ({}, [], 3, "Linear")),
+        *((("tensors", "0.weight"), v) for v in ("buffer", "code", None)),
+        *((("tensors",), v) for v in ({}, None, [])),
+        *((("shared",), v) for v in ({"0.weight": "0.bias"}, {"x": "0.bias"}, None)),
+        (("at",), "x"),
     ],
 )
-def test_modules_that_can_not_be(saved, keys, value, sentence):
+def test_modules_that_can_not_be(saved, keys, value):
     edit(saved, *keys, value=value)
-    with pytest.raises(ModelFileError, match=sentence):
-        saving.load(saved)
-
-
-def nested(depth):
-    value = 1
-    for _ in range(depth):
-        value = [value]
-    return value
+    with pytest.raises(ModelFileError):
+        lpom.load(saved)
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "sentence"),
+    "tree",
     [
-        (("target",), "torch.load", "asks for 'torch.load', which is not among"),
-        (("target",), "os.system", "asks for 'os.system', which is not among"),
-        (("target",), "eval", "asks for 'eval', which is not among"),
-        (("target",), "torch.nn.functional.relu(__import__('os'))", "which is not among"),
-        (("target",), None, "a name should be text"),
-        (("op",), "exec", "has the operation 'exec'"),
-        (("op",), ["call_function"], "has the operation"),
-        (("op",), "call_method", "asks for 'torch.tanh', which is not among"),
-        (("op",), "call_module", "asks for 'torch.tanh', which is not among"),
-        (("op",), "get_attr", "asks for 'torch.tanh', which is not among"),
-        (("args",), None, "arguments that are no list"),
-        (("args",), [{"value": 99}], "no result of an earlier step"),
-        (("args",), [{"value": -1}], "no result of an earlier step"),
-        (("args",), [{"value": True}], "no result of an earlier step"),
-        (("args",), [{"slice": [1]}], "a slice needs start, stop and step"),
-        (("args",), [{"python": "1 + 1"}], "no result of an earlier step"),
-        (("args",), [{"device": "cuda"}], "'cuda' is none of cpu"),
-        (("args",), [nested(500)], "nests deeper than 64 levels"),
-        (("kwargs",), [1], "kwargs should be an object"),
-        (
-            (),
-            {"op": "call_function", "target": "getattr", "args": [{"value": 0}, "__class__"]},
-            "asks for an attribute other than",
-        ),
-        (
-            (),
-            {"op": "call_method", "target": "__reduce_ex__", "args": [{"value": 0}, 2]},
-            "asks for '__reduce_ex__', which is not among",
-        ),
-        (
-            (),
-            {"op": "call_method", "target": "split", "args": ["a b"]},
-            "of something that is no tensor",
-        ),
-        ((), {"op": "get_attr", "target": "value.__class__"}, "which is not among"),
-        ((), {"op": "call_module", "target": ""}, "which is not among"),
-        ((), None, "step 2 is NoneType"),
+        {"object": ["os.system", {}]},
+        {"object": ["Popen", {"args": "ls"}]},
+        {"object": ["StandardScaler", {"transform": 1}]},
+        {"object": ["StandardScaler", {"__class__": 1}]},
+        {"object": ["Epoch", {"nothing": 1}]},
+        {"activation": ["evil", {}]},
+        {"method": ["lpom", {"nothing": 1}]},
+        {"number": "nothing"},
+        {"list": ["O", [1]]},
+        {"random": [1, 2]},
+        {"two": 1, "keys": 2},
     ],
 )
-def test_steps_that_are_never_taken(path, keys, value, sentence):
-    saving.save(path, Gated())
-    assert parts(path)[1]["network"]["steps"][1]["target"] == "torch.tanh"
-    edit(path, "steps", 1, *keys, value=value)
-    with pytest.raises(ModelFileError, match=sentence):
-        saving.load(path)
+def test_objects_that_are_never_made(saved, tree):
+    rewrite(saved, object=tree, stored={})
+    with pytest.raises(ModelFileError):
+        lpom.load(saved)
 
 
-@pytest.mark.parametrize(
-    ("keys", "value", "sentence"),
-    [
-        (("steps",), None, "steps should be a list, got NoneType"),
-        (("steps",), {}, "steps should be a list, got dict"),
-        (("output",), 99, "no result of an earlier step"),
-        (("output",), "0", "no result of an earlier step"),
-        (("modules", "value"), {"class": "Module"}, "asks for 'value'"),
-    ],
-)
-def test_programs_that_can_not_be(path, keys, value, sentence):
-    saving.save(path, Gated())
-    edit(path, *keys, value=value)
-    with pytest.raises(ModelFileError, match=sentence):
-        saving.load(path)
-
-
-@pytest.mark.parametrize(
-    ("shared", "sentence"),
-    [
-        ({"third.weight": "scale"}, "third.weight can't be scale, which has another shape"),
-        ({"third.weight": "nothing"}, "third.weight is 'nothing', which it does not hold"),
-        ({"third.weight": None}, "third.weight is None, which it does not hold"),
-        ({"first.weight": "scale"}, "first.weight is 'scale', which it does not hold"),
-        ({"third.more": "scale"}, "Linear has no place for third.more"),
-        ({"forward": "scale"}, "forward is no name that a tensor can have"),
-        ({"../x": "scale"}, "is no name of a module or tensor"),
-        ({}, "there is no tensor third.weight"),
-    ],
-)
-def test_sharing_that_can_not_be(path, shared, sentence):
-    saving.save(path, Tied())
-    whole = {k: v for k, v in parts(path)[1]["shared"].items() if k.startswith("again")}
-    rewrite(path, shared={**whole, **shared})
-    with pytest.raises(ModelFileError, match=sentence):
-        saving.load(path)
-
-
-def test_a_name_that_the_module_has_already(path):
-    saving.save(path, Tied())
-    tensors, header = parts(path)
-    for name in ("forward", "training", "_parameters", "../x", "first.more", "nowhere.x"):
-        kinds = {**header["tensors"], name: "parameter"}
-        rewrite(path, {**tensors, name: torch.ones(2)}, tensors=kinds)
-        with pytest.raises(ModelFileError, match="description of a network that can't be"):
-            saving.load(path)
-
-
-def test_nan_is_neither_saved_nor_loaded(saved):
-    tensors, _ = parts(saved)
-    tensors["2.bias"][1] = torch.nan
-    rewrite(saved, tensors)
-    with pytest.raises(ModelFileError, match="NaN or infinity in 2.bias"):
-        saving.load(saved)
+def test_nan_is_not_saved_in_a_network(saved):
     before = saved.read_bytes()
     model = lpom.mlp([3, 2], seed=0)
     nn.init.constant_(model[0].weight, torch.inf)
-    with pytest.raises(ModelFileError, match="NaN or infinity in 0.weight"):
-        saving.save(saved, model)
+    with pytest.raises(ModelFileError, match="0.weight holds NaN or infinity"):
+        lpom.save(model, saved)
     norm = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     norm[1].running_mean.fill_(torch.nan)
-    with pytest.raises(ModelFileError, match="NaN or infinity in 1.running_mean"):
-        saving.save(saved, norm)
+    with pytest.raises(ModelFileError, match="1.running_mean holds NaN or infinity"):
+        lpom.save(norm, saved)
     assert saved.read_bytes() == before
-
-
-def test_a_missing_file(path):
-    with pytest.raises(ModelFileError, match="there is no model file"):
-        saving.load(path)
-
-
-def test_what_cannot_be_saved_leaves_the_old_file(saved):
-    before = saved.read_bytes()
-    with pytest.raises(TypeError, match="not JSON serializable"):
-        saving.save(saved, lpom.mlp([3, 2], seed=0), metadata={"x": torch.ones(1)})
-    assert saved.read_bytes() == before
-    assert [file.name for file in saved.parent.iterdir()] == [saved.name]
 
 
 def test_nothing_of_a_file_is_run(path, monkeypatch):
-    saving.save(path, Gated())
+    model = classifier()
+    lpom.save(model, path)
 
     def refuse(*_, **__):
         raise AssertionError("ran something")
 
-    for name in ("pickle.loads", "pickle.load", "builtins.eval", "builtins.exec", "torch.load"):
+    for name in ("pickle.loads", "pickle.load", "builtins.eval", "torch.load"):
         monkeypatch.setattr(name, refuse)
-    monkeypatch.setattr(rebuilding.Described, "forward", refuse)
-    saving.load(path)
+    monkeypatch.setattr(nn.Sequential, "forward", refuse)
+    lpom.load(path)
 
 
 HOSTILE = [
     *(None, True, False, 0, -1, 7, 2**63, 10**40, -0.5, 1e308, "", "x", "0", "../x", "a.b.c"),
     *("__class__", "torch.load", "Linear", "forward", "\x00", "ä", [], {}, [[]], {"value": 0}),
-    *({"value": 5}, {"tuple": [1, 2]}, {"float": "inf"}, {"same": "0"}, {"class": "ReLU"}),
+    *({"tuple": [1, 2]}, {"float": "inf"}, {"same": "0"}, {"ReLU": {}}, {"object": ["Task", {}]}),
 ]
 
 
@@ -790,7 +690,7 @@ def places(value, at=()):
 def harmed(header, generator):
     """A header with one to three things replaced, removed or renamed."""
     for _ in range(generator.randint(1, 3)):
-        keys = generator.choice([p for p in places(header) if p[0] not in ("format_version",)])
+        keys = generator.choice([p for p in places(header) if p[0] != "version"])
         place = header
         for key in keys[:-1]:
             place = place[key]
@@ -806,10 +706,9 @@ def harmed(header, generator):
     return header
 
 
-@pytest.mark.parametrize("name", ["mlp", "tied", "attention"])
+@pytest.mark.parametrize("name", ["network", "pipeline"])
 def test_files_changed_at_random_load_or_are_refused(path, name, pytestconfig):
-    make, shape = NETWORKS[name]
-    saving.save(path, make(), example=inputs(shape))
+    lpom.save(convolutions() if name == "network" else classifier(), path)
     tensors, whole = parts(path)
     generator = random.Random(name)
     cases, refused = 4000 if pytestconfig.getoption("long") else 200, 0
@@ -818,7 +717,7 @@ def test_files_changed_at_random_load_or_are_refused(path, name, pytestconfig):
         header["sha256"] = saving._checksum(tensors, header)
         path.write_bytes(safetensors.torch.save(tensors, metadata={"lpom": json.dumps(header)}))
         try:
-            saving.load(path)
+            lpom.load(path)
         except ModelFileError:
             refused += 1
-    assert cases / 2 < refused < cases
+    assert cases / 3 < refused < cases

@@ -62,7 +62,7 @@ def test_a_run_on_a_text_has_the_files_of_a_run(tmp_path):
 def test_a_run_on_a_text_has_no_table_to_predict_or_report_on():
     train("--seed", 3)
     for command in (["report", "runs/poem-1"], ["predict", "runs/poem-1", "poem.txt"]):
-        assert "a network of characters" in call(*command, code=2).output
+        assert "no model of a table" in call(*command, code=2).output
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path):

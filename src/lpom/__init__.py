@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lpom.methods.jumps import Continuation, StraightThrough
     from lpom.networks.mlp import mlp
     from lpom.parallel import Parallel
-    from lpom.runs import load
+    from lpom.saving import load, save
     from lpom.states import Sweeps
     from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result
     from lpom.training.fit import evaluate, fit
@@ -77,6 +77,7 @@ __all__ = [
     "networks",
     "objective",
     "penalties",
+    "save",
     "saving",
     "unlift",
 ]
@@ -99,7 +100,7 @@ _ROOMS = {
     "methods.jumps": ("Continuation", "StraightThrough"),
     "networks.mlp": ("mlp",),
     "parallel": ("Parallel",),
-    "runs": ("load",),
+    "saving": ("load", "save"),
     "states": ("Sweeps",),
     "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result"),
     "training.fit": ("evaluate", "fit"),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lpom
-from lpom import datasets, losses, networks, saving
+from lpom import datasets, networks
 from lpom.datasets.base import Array, DataDir, pixel_names
 from lpom.datasets.files import read_npz
 from lpom.estimators.splits import split_rows
@@ -25,7 +25,6 @@ from lpom.parallel import Parallel
 from lpom.preparation import Prepared
 from lpom.tables import Classes
 from lpom.training import Callback, Checkpoint, EarlyStopping, History, Result
-from lpom.training.tasks import Task
 
 _WATCHED = 0.1  # of the training rows
 _ROWS = 500  # of a forward pass
@@ -239,6 +238,7 @@ class PictureClassifier:
                 raise
             self.result_, error.estimator, diverged = error.result, self, error
         self._model, self.n_features_in_ = model, math.prod(shape)
+        self._shape = tuple(shape)
         self.t_ = len(self.result_.history) * len(X)
         if diverged is not None:
             raise diverged
@@ -267,28 +267,29 @@ class PictureClassifier:
         shares /= shares.sum(1, keepdims=True)
         return shares
 
-    def save(self, path: Path, shape: tuple[int, ...], metadata: Mapping[str, Any]) -> None:
-        """The network for inputs of this shape, and whatever else predictions need."""
-        task = self.result_.task
-        network = {
-            "name": Path(self.network).name,
-            "classes": self.n_classes,
-            "loss": {"name": task.loss.name, "parameters": task.loss.params()},
+    def _to_saved(self) -> dict[str, Any]:
+        """The name of the network and its weights, and whatever else predictions need."""
+        return {
+            "network": Path(self.network).name,
+            "n_classes": self.n_classes,
+            "options": dict(self.options),
+            "shape": self._shape,
+            "weights": self._model.state_dict() if self.network in networks.names() else None,
+            "model": None if self.network in networks.names() else self._model,
+            "task": self.result_.task,
         }
-        example = torch.zeros(2, *shape, device=next(self._model.parameters()).device)
-        saving.save(path, self._model, example, {**metadata, "network": network})
 
     @classmethod
-    def restore(
-        cls, model: nn.Module, state: Mapping[str, Any], n_inputs: int, history: History | None
-    ) -> PictureClassifier:
-        """What :meth:`save` wrote; it predicts."""
-        loss = losses.get(state["loss"]["name"], **state["loss"]["parameters"])
-        made = cls(str(state["name"]), int(state["classes"]), loss=loss.name)
-        task = Task("classes", loss, made.n_outputs)
-        history = History(task.metric) if history is None else history
-        made.result_ = Result(history, "loaded", 0.0, 0.0, task, State())
-        made._model, made.n_features_in_ = model, n_inputs
+    def _from_saved(cls, saved: dict[str, Any]) -> PictureClassifier:
+        task, shape = saved["task"], saved["shape"]
+        made = cls(saved["network"], saved["n_classes"], saved["options"], loss=task.loss.name)
+        made._model = saved["model"]
+        if made._model is None:
+            made._model = networks.get(made.network, shape, made.n_outputs, 0, **made.options)
+            made._model.load_state_dict(saved["weights"])
+        made._model.eval()
+        made.result_ = Result(History(task.metric), "loaded", 0.0, 0.0, task, State())
+        made._shape, made.n_features_in_ = shape, math.prod(shape)
         return made
 
     @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -13,7 +14,6 @@ from torch import nn
 
 from lpom import saving
 from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.estimators.saved import describe, restore
 from lpom.exceptions import DataError, ModelFileError
 from lpom.pictures import PictureClassifier, Pixels
 from lpom.preparation import Reading
@@ -147,50 +147,50 @@ class Predictor:
         shares[:, self.estimator.classes_] = found
         return shares
 
+    def _to_saved(self) -> dict[str, Any]:
+        """All that predictions need; the history stands beside it in the folder of a run."""
+        estimator = copy(self.estimator)
+        history = History(estimator.result_.task.metric)
+        estimator.result_ = replace(
+            estimator.result_, history=history, seconds=0.0, training_seconds=0.0
+        )
+        if not isinstance(estimator, PictureClassifier):
+            estimator.history_ = history
+        return {
+            "estimator": estimator,
+            "features": self.features.to_json(),
+            "target": self.target.to_json(),
+            "reading": asdict(self.reading),
+        }
+
+    @classmethod
+    def _from_saved(cls, saved: dict[str, Any]) -> Predictor:
+        estimator = saved["estimator"]
+        pictures = isinstance(estimator, PictureClassifier)
+        features = (Pixels if pictures else Features).from_json(saved["features"])
+        if estimator.n_features_in_ != features.n_inputs:
+            raise ValueError(
+                f"a network with {estimator.n_features_in_} inputs for a table that makes "
+                f"{features.n_inputs}"
+            )
+        target = target_from_json(saved["target"])
+        return cls(estimator, features, target, Reading(**saved["reading"]))
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        metadata = {"target": self.target.to_json(), "reading": asdict(self.reading)}
-        if isinstance(self.features, Pixels):
-            assert isinstance(self.estimator, PictureClassifier)
-            metadata["pixels"] = self.features.to_json()
-            self.estimator.save(Path(path), self.features.input_shape, metadata)
-            return
-        assert not isinstance(self.estimator, PictureClassifier)
-        metadata |= {"features": self.features.to_json(), "estimator": describe(self.estimator)}
-        saving.save(path, self.estimator._model, metadata=metadata)
+        saving.save(self, path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], history: History | None = None) -> Predictor:
         """What :meth:`save` wrote; ``history`` if that of the training is known."""
-        model, metadata = saving.load(path)
-        if "text" in metadata:
+        made = saving.load(path)
+        if not isinstance(made, cls):
             raise ModelFileError(
-                f"{path} holds a network of characters: it has no table to predict or report on. "
-                "lpom.experiments.text.TextModel.load(path).sample() has it write; samples.txt and "
-                "curves.png stand beside it."
+                f"{path} holds no model of a table, but {type(made).__name__}. Load it with "
+                "lpom.load instead."
             )
-        try:
-            target = target_from_json(metadata["target"])
-            reading = Reading(**metadata["reading"])
-            features: Features | Pixels
-            estimator: MLPClassifier | MLPRegressor | PictureClassifier
-            if "pixels" in metadata:
-                features = Pixels.from_json(metadata["pixels"])
-                n = features.n_inputs
-                estimator = PictureClassifier.restore(model, metadata["network"], n, history)
-            else:
-                features = Features.from_json(metadata["features"])
-                if not isinstance(model, nn.Sequential):
-                    raise TypeError("its layers do not follow one another")
-                estimator = restore(model, metadata["estimator"], history)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ModelFileError(
-                f"{path} holds a network, but not what `lpom train` keeps beside it, the columns "
-                f"and the target of its table ({type(error).__name__}: {error}). Load it with "
-                "lpom.saving.load instead."
-            ) from error
-        if estimator.n_features_in_ != features.n_inputs:
-            raise ModelFileError(
-                f"{path} holds a network with {estimator.n_features_in_} inputs for a table that "
-                f"makes {features.n_inputs}. Use the original file, or train again."
-            )
-        return cls(estimator, features, target, reading)
+        if history is not None:
+            estimator = made.estimator
+            estimator.result_ = replace(estimator.result_, history=history)
+            if not isinstance(estimator, PictureClassifier):
+                estimator.history_ = history
+        return made

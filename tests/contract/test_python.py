@@ -19,7 +19,7 @@ NAMES = (
     "Adaptive CheckpointError Checkpoint ConvergenceWarning Diagnosis DivergenceError "
     "EarlyStopping Epoch Exact History LPOM LPOMError Lifted MLPClassifier MLPRegressor Result "
     "Sweeps UntrainableError activations compact diagnose evaluate export fit lift load losses "
-    "methods mlp objective penalties unlift"
+    "methods mlp objective penalties save unlift"
 ).split()
 
 PARAMETERS = {
@@ -31,7 +31,8 @@ PARAMETERS = {
     "diagnose": "model X y method loss sample_weight",
     "objective": "model X y states loss mu",
     "mlp": "sizes activation output bias seed dtype",
-    "load": "run",
+    "load": "path into",
+    "save": "object path",
     "compact": "model example",
     "LPOM": "mu states weights jumps penalties",
     "Adaptive": "optimizer learning_rate schedule",

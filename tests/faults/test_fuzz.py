@@ -423,7 +423,7 @@ def test_data_sets(tmp_path, name, damage, again):
 def model_bytes():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.safetensors")
-        saving.save(path, lpom.mlp([4, 3, 2], seed=0))
+        saving.save(lpom.mlp([4, 3, 2], seed=0), path)
         return path.read_bytes()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -66,15 +64,6 @@ def test_a_step_is_that_of_autograd(way: str) -> None:
         gradient = torch.zeros_like(before) if before.grad is None else before.grad
         torch.testing.assert_close(found, before - rate * gradient, atol=1e-6, rtol=0, msg=name)
     assert (model.body[0].weight != same.body[0].weight).any() == (way == "half")
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_such_models_are_saved_whole(way: str, tmp_path: Path) -> None:
-    model = Cut(way)
-    lpom.saving.save(tmp_path / "model.safetensors", model, X[:5])
-    made, _ = lpom.saving.load(tmp_path / "model.safetensors")
-    assert torch.equal(made(X), model(X))
-    assert made(X).requires_grad and torch.autograd.grad(made(X).sum(), made.head.weight)
 
 
 @pytest.mark.parametrize("method", [LPOM(weights=Exact()), "mac", "adam", LPOM()])

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import lpom
-from lpom import LPOM, Adaptive, UntrainableError, saving
+from lpom import LPOM, Adaptive, UntrainableError
 from lpom.exceptions import DataError
 from lpom.graph import trace
 
@@ -123,14 +123,6 @@ def test_what_has_a_name_only_is_given_by_it():
     model = net(by_name_only)
     _, states = (graph := trace(model, X)).feed_forward(X)
     torch.testing.assert_close(states[graph.output], model(x=X).detach())
-
-
-@pytest.mark.parametrize("forward", [an_option, a_statement], ids=lambda forward: forward.__name__)
-def test_it_is_saved_as_what_it_does(forward, tmp_path):
-    model = net(forward).float()
-    saving.save(tmp_path / "model.safetensors", model, X.float())
-    loaded, _ = saving.load(tmp_path / "model.safetensors")
-    torch.testing.assert_close(loaded(X.float()), model(X.float()))
 
 
 def a_piece(self, x):

@@ -24,7 +24,8 @@ from sklearn.inspection import permutation_importance
 from sklearn.metrics import confusion_matrix, recall_score
 from typer.testing import CliRunner
 
-from lpom import datasets, saving
+import lpom
+from lpom import datasets
 from lpom.cli import app
 from lpom.exceptions import DataError, ModelFileError
 from lpom.preparation import prepare
@@ -428,7 +429,7 @@ def test_what_is_no_run_leaves_the_old_page_as_it_was(digits, tmp_path):
     path.write_text("old")
     message = call(tmp_path / "nothing", "--out", path, "--force", code=2).stderr
     assert re.match(r"error: .*nothing does not exist; expected the folder of a run", message)
-    saving.save(tmp_path / "model.safetensors", one_layer([[1.0]]))
+    lpom.save(one_layer([[1.0]]), tmp_path / "model.safetensors")
     with pytest.raises(ModelFileError, match="not a whole run"):
         write_report([digits[0], tmp_path], path)
     assert path.read_text() == "old"

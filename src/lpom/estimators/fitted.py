@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from lpom.activations import Activation
-from lpom.methods import Method
+from lpom.methods import Method, State
+from lpom.saving import dumps, loads
 from lpom.training.history import History
 from lpom.training.sources import ROWS, check_finite, dense_rows
 from lpom.training.tasks import check_unmasked, plain_tensor
@@ -47,16 +49,30 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     _trained_by: Method[Any] | None  # None: read from a file
     _random: np.random.RandomState  # goes on from one partial_fit to the next
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without variables of single samples: a pickle is no copy of the training data.
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """For pickle and copies: the method's memory too, but for variables of single samples.
 
-        What goes on from it with ``partial_fit`` begins them anew.
+        So a pickle is no copy of the training data; ``partial_fit`` begins such variables anew.
         """
         kept: dict[str, Any] = super().__getstate__()
         if "result_" in kept:
             result = kept["result_"]
             kept = kept | {"result_": replace(result, state=result.state.without_samples())}
-        return kept
+        return copyreg.__newobj__, (type(self),), kept  # type: ignore[attr-defined]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For skops, which takes no tensors: what `lpom.save` writes."""
+        return {"_saved": dumps(self._to_saved())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(loads(state["_saved"]) if "_saved" in state else state)
+
+    def _to_saved(self) -> dict[str, Any]:
+        """All but the method's own memory: what goes on from a file begins it anew."""
+        saved = {**vars(self), "checkpoint": None, "_trained_by": None}
+        if "result_" in saved:
+            saved["result_"] = replace(self.result_, state=State())
+        return saved
 
     def __copy__(self) -> FittedMLP:
         copied = object.__new__(type(self))

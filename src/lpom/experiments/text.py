@@ -79,6 +79,8 @@ class TextModel:
     length: int
     bits: float
     baseline: float
+    network: str = "char-transformer"
+    options: Mapping[str, Any] = field(default_factory=dict)
     result: Result | None = field(default=None, repr=False)
 
     def sample(self, n: int = 200, start: str = "", *, seed: int = 0) -> str:
@@ -90,24 +92,24 @@ class TextModel:
 
     def save(self, path: str | Path) -> None:
         """Write all of it to one file but the history."""
-        example = torch.zeros(2, self.length, dtype=torch.long)
         kept = {name: getattr(self, name) for name in _KEPT}
-        saving.save(path, self.model, example, {"text": kept})
+        saving.save({"weights": self.model.state_dict(), "text": kept}, path)
 
     @classmethod
     def load(cls, path: str | Path) -> TextModel:
         """What :meth:`save` wrote."""
-        model, metadata = saving.load(path)
+        saved = saving.load(path)
         try:
-            return cls(model, **{name: metadata["text"][name] for name in _KEPT})
+            kept = saved["text"]
+            shape, n = (kept["length"],), len(kept["characters"])
+            model = networks.get(kept["network"], shape, n, 0, **kept["options"])
+            model.load_state_dict(saved["weights"])
+            return cls(model.eval(), **kept)
         except (KeyError, TypeError) as error:
-            raise ModelFileError(
-                f"{path} holds a network, but no model of a text ({error!r}). Load it with "
-                "lpom.saving.load instead."
-            ) from error
+            raise ModelFileError(f"{path} holds no model of a text ({error!r}).") from error
 
 
-_KEPT = ("characters", "length", "bits", "baseline")
+_KEPT = ("characters", "length", "bits", "baseline", "network", "options")
 
 
 def train_text(
@@ -169,7 +171,8 @@ def train_text(
     losses = [epoch.validation_loss for epoch in result.history]
     bits = math.nan if not losses or losses[-1] is None else losses[-1] / math.log(2)
     baseline = by_frequency(text.indices[:cut], text.indices[cut:], len(text.characters))
-    return TextModel(model, text.characters, length, bits, baseline, result)
+    kept = (network, dict(options or {}))
+    return TextModel(model, text.characters, length, bits, baseline, *kept, result=result)
 
 
 def by_frequency(train: Tensor, held_out: Tensor, n_characters: int) -> float:
