@@ -118,7 +118,7 @@ def answer(activation: Activation, z: Tensor, x: Tensor, g: Tensor, rule: Rule) 
         return softmax_answer(x, g, rule)
     if isinstance(rule, Weight):  # which knows forms without the difference of two near numbers
         return activation.answer(z, g, rule.mu, said=x)
-    if isinstance(activation, ReLU):
+    if isinstance(activation, ReLU) and rule.sides == 2:
         d = rule.elementwise(z, g).pull
         return z.mul(0.5 / d).add_(0.5).clamp_(0, 1).mul_(g)
     return rule.elementwise(z, g).answer(activation.phi, z, x)

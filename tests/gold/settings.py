@@ -46,7 +46,7 @@ SETTINGS = {
         penalties={"first*": L1(0.02)}, weights=Exact(iterations=2, ridge=0.1)
     ),
     "straight, width 0.8": lpom_with(jumps=StraightThrough(0.8, relative=False)),
-    "straight, one spread": lpom_with(jumps=StraightThrough(1.0)),
+    "straight, one spread": lpom_with(jumps=StraightThrough()),
     "straight, top-down": lpom_with(
         jumps=StraightThrough(0.8, relative=False), states=Sweeps("top-down", max_sweeps=2)
     ),

@@ -27,12 +27,13 @@ class StraightThrough(Settings):
     Parameters
     ----------
     width : float
-        Of the ramps, in running standard deviations of each node's pre-activations, and 2 at most.
+        The ramps are as wide as one running standard deviation of each node's pre-activations, and
+        at most as wide as this.
     relative : bool
-        False: the width is in units of the pre-activations themselves.
+        False: they have this very width.
     """
 
-    width: float = 1.0
+    width: float = 2.0
     relative: bool = True
 
     def __post_init__(self) -> None:
@@ -60,9 +61,9 @@ class Spreads:
 
     values: list[float] = field(default_factory=list)
 
-    def ramps(self, graph: Graph, width: float) -> Graph:
-        """The graph with a ramp for each jump, ``width`` of its spreads wide."""
-        return graph.smoothed(tuple(min(width * spread, WIDEST) for spread in self.values))
+    def ramps(self, graph: Graph, width: float, most: float = WIDEST) -> Graph:
+        """The graph with a ramp for each jump, ``width`` of its spreads and at ``most`` so wide."""
+        return graph.smoothed(tuple(min(width * spread, most) for spread in self.values))
 
     @torch.no_grad()
     def measure(self, graph: Graph, Z: Callable[[Node], Tensor]) -> None:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lpom.graph import Graph, Node
-from lpom.lifting import lift
+from lpom.lifting import AUTO, lift
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.jumps import MEASURE_EVERY, Continuation, StraightThrough
+from lpom.methods.jumps import MEASURE_EVERY, Continuation, Spreads, StraightThrough
 from lpom.methods.optimizers import PenalisedState, descend
 from lpom.objectives import Mu, Objective, contraction, per_node, total
 from lpom.penalties import Penalty, any_lazy, by_pattern
@@ -66,7 +66,7 @@ class LPOM(Method[LPOMState]):
         interleaved sweep, and is 20 wherever states stay.
     displacement : "auto", float, or a mapping by kind of function or by module
         How far the rule moves a state, in spreads of its pre-activations (`lpom.lift`).
-    sides : {1, 2}
+    sides : 1, 2, or such a mapping
         Whether the rule looks to one side of a pre-activation or to both.
     states : Sweeps
         How states move: ``Sweeps(order="top-down", max_sweeps=3, rule="safe")``.
@@ -79,9 +79,9 @@ class LPOM(Method[LPOMState]):
         names, the first that fits: ``{"0.weight": L1(1e-4), "*.weight": Box(-1, 1)}``
     """
 
-    mu: Mu | None = PAPER_MU
+    mu: Mu | None = None
     displacement: str | float | Mapping[str, float] = "auto"
-    sides: int = 2
+    sides: int | Mapping[str, int] = 2
     states: Sweeps = Sweeps()
     weights: Adaptive | Exact = Adaptive()
     jumps: StraightThrough | Continuation = StraightThrough()
@@ -128,7 +128,9 @@ class LPOM(Method[LPOMState]):
     @cached_property
     def runs_model(self) -> bool:
         """Whether a step is autograd on the lifted model, and no state stays."""
-        return self.mu is None and self.one_sweep and not isinstance(self.jumps, Continuation)
+        jumps = self.jumps
+        held = isinstance(jumps, StraightThrough) and jumps.relative
+        return self.mu is None and self.one_sweep and held
 
     def step(self, problem: Problem, batch: Batch, state: LPOMState) -> Tensor | None:
         """One interleaved sweep on the model itself; all else moves states that stay."""
@@ -202,10 +204,11 @@ class LPOM(Method[LPOMState]):
             return graph.smoothed(geometric((jumps.first, jumps.last), state.progress))
         if not jumps.relative:
             return graph.smoothed(jumps.width)
-        if not state.spreads.values:
-            Z, _ = graph.feed_forward(batch.inputs)
-            state.spreads.measure(graph, lambda node: Z[node.index])
-        return state.spreads.ramps(graph, jumps.width)
+        spreads = state.spreads
+        if not spreads.values or self.runs_model:  # which are measured as a step goes on
+            spreads, (Z, _) = Spreads(), graph.feed_forward(batch.inputs)
+            spreads.measure(graph, lambda node: Z[node.index])
+        return spreads.ramps(graph, 1.0, jumps.width)
 
     def _weights(self, batch: Batch, state: LPOMState) -> _Gradients | _Solutions:
         """What the weights learn from a sweep over the states."""
@@ -231,7 +234,13 @@ class LPOM(Method[LPOMState]):
 
     def lifted(self, problem: Problem) -> torch.nn.Module:
         """The model with the rule at every function that bends."""
-        return lift(problem.model, displacement=self.displacement, sides=self.sides)
+        assert isinstance(self.jumps, StraightThrough)  # else no model is run
+        return lift(
+            problem.model,
+            displacement=self.displacement,
+            sides=self.sides,
+            window=self.jumps.width,
+        )
 
     def init(self, problem: Problem) -> LPOMState:
         state = LPOMState()
@@ -245,7 +254,8 @@ class LPOM(Method[LPOMState]):
         if isinstance(self.weights, Adaptive):
             by = self.weights
             state.make(problem, by.optimizer, by.learning_rate, by.schedule)
-            if self.one_sweep and self.penalties is None:
+            varies = isinstance(self.displacement, Mapping) or isinstance(self.sides, Mapping)
+            if self.one_sweep and self.penalties is None and not varies:
                 state.stack = Stack.of(problem.model)
                 state.rules = self._rules(state)
         else:
@@ -266,7 +276,8 @@ class LPOM(Method[LPOMState]):
         if state.stack is None:
             return []
         if self.mu is None:
-            return [Displacement(sides=self.sides)] * len(state.stack.layers)
+            rule = Displacement(AUTO if self.displacement == "auto" else self.displacement, self.sides)
+            return [rule] * len(state.stack.layers)
         return [Weight(mu) for mu in state.mu[1:]]
 
     def _mu(self, graph: Graph) -> list[float]:
