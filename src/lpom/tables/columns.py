@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, ClassVar, final
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, final
 
 import numpy as np
 
@@ -82,19 +81,6 @@ class Column(ABC):
 
     def detail(self) -> str:
         return ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data and arrays, with the kind."""
-        parts = {part.name: getattr(self, part.name) for part in fields(self)}
-        return {"kind": self.kind} | {
-            name: asdict(part) if is_dataclass(part) and not isinstance(part, type) else part
-            for name, part in parts.items()
-        }
-
-    @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> Column:
-        made = {k: _READ[k](v) if k in _READ and v is not None else v for k, v in state.items()}
-        return KINDS[made.pop("kind")](**made)
 
 
 @final
@@ -312,16 +298,6 @@ class Text(Worded):
 
 KINDS: dict[str, type[Column]] = {
     kind.kind: kind for kind in (Number, YesNo, Category, Text, Date, Dropped)
-}
-
-
-_READ: dict[str, Callable[[Any], Any]] = {
-    "number": lambda state: NumberFormat(**state),
-    "date": lambda state: DateFormat(**state),
-    "scaling": lambda state: Scaling(**{**state, "knots": tuple(state["knots"])}),
-    "pieces": lambda state: Pieces(**state),
-    "values": tuple,
-    "cycles": tuple,
 }
 
 

@@ -170,31 +170,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return [(name, column.kind, column.remark()) for name, column in self.columns_.items()]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Parameters and what was learnt, as plain data and arrays."""
-        check_is_fitted(self)
-        params = self.get_params() | {"ignore": [self.ignore] if isinstance(self.ignore, str)
-                                      else list(self.ignore)}  # fmt: skip
-        return {
-            "parameters": params,
-            "columns": [column.to_dict() for column in self.columns_.values()],
-            "hints": self.hints_,
-            "n_features_in": self.n_features_in_,
-            "named": hasattr(self, "feature_names_in_"),
-        }
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> TableEncoder:
-        """The encoder that :meth:`to_dict` tells of."""
-        encoder = cls(**state["parameters"])
-        columns = map(Column.from_dict, state["columns"])
-        encoder.columns_ = {column.name: column for column in columns}
-        encoder.hints_ = list(state["hints"])
-        encoder.n_features_in_ = int(state["n_features_in"])
-        if state["named"]:
-            encoder.feature_names_in_ = np.array(list(encoder.columns_), dtype=object)
-        return encoder
-
     def _columns(self, X: Any, *, reset: bool) -> dict[str, Any]:
         """The columns by name; an array's after scikit-learn's checks."""
         if issparse(X) or not (isinstance(X, Mapping) or hasattr(X, "columns")):

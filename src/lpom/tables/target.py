@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -113,20 +113,6 @@ class Target:
             pairs = zip(self.names, self.classes, strict=True)
             names = [f"probability_{name}_{classes[1]}" for name, classes in pairs]
         return dict(zip(names, shares.T, strict=True))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> Target:
-        return cls(
-            tuple(state["names"]),
-            state["task"],
-            tuple(NumberFormat(**form) for form in state["formats"]),
-            tuple(tuple(classes) for classes in state["classes"]),
-            tuple(state["hints"]),
-        )
 
     def _part(self, values: Values, k: int) -> tuple[Array, Array]:
         """One column of y, and where it has a value."""
