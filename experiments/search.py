@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from lpom.experiments.records import Trial
 from lpom.experiments.reproduce import outcome
 from lpom.experiments.trials import run
 from lpom.experiments.tried import Tried
-from lpom.experiments.tune import halving
 
 RESULTS = Path(__file__).parent / "results"
 RATES = {"lpom": (1e-3, 2e-3, 4e-3), "adam": (1e-3, 2e-3, 4e-3), "sgd": (0.1, 0.3, 1.0)}
@@ -58,6 +58,17 @@ WIDE: dict[str, tuple[Any, ...]] = {
 }
 #: The same for 2048x3: rows moved adversarially in place of dropout.
 MOVED = WIDE | {"rate": (2,), "dropout": ((0.0, 0.0),), "adversarial": (1.0, 2.0, 3.0)}
+
+
+def halving(n_candidates: int, epochs: int) -> list[tuple[int, int]]:
+    """How many candidates train in each round, and for how many epochs, the last for all."""
+    counts = [n_candidates]
+    while counts[-1] > 3:
+        counts.append(math.ceil(counts[-1] / 3))
+    shares = [3**k for k in reversed(range(len(counts)))]
+    return [
+        (count, max(1, round(epochs / share))) for count, share in zip(counts, shares, strict=True)
+    ]
 
 
 def space_of(row: Row, pictures: bool) -> dict[str, tuple[Any, ...]]:

@@ -23,14 +23,14 @@ from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
 import lpom
-from lpom import activations, datasets, methods, plots
-from lpom.cli import _loaded, app
-from lpom.commands.show import no_better
+from lpom import activations, datasets, methods
+from lpom.cli.app import _loaded, app
+from lpom.cli.folder import FILES
+from lpom.cli.run import Run
+from lpom.cli.tables import no_better
 from lpom.estimators.splits import split_rows
-from lpom.folders import FILES
 from lpom.methods import LPOM
 from lpom.preparation import prepare
-from lpom.runs import Run
 from lpom.tables import TableEncoder
 from lpom.training import precision
 from lpom.training.history import History
@@ -82,7 +82,7 @@ def trained(tmp_path_factory):
     people().to_csv(folder / "people.csv", index=False)
     call(
         "train", folder / "people.csv", "--target", "drink", "--ignore", "name", "--quiet",
-        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--to-the-end",
+        "--out", folder / "run", "--hidden", "8", "--epochs", "30", "--no-early-stopping",
     )  # fmt: skip
     return folder
 
@@ -91,8 +91,6 @@ def trained(tmp_path_factory):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LPOM_DEBUG", raising=False)
-    # drawing takes longer than these trainings; `trained` draws, and tests/test_plots.py looks
-    monkeypatch.setattr(plots, "curves", lambda history, path: Path(path).touch())
 
 
 @pytest.fixture
@@ -121,7 +119,6 @@ def test_a_run_folder_holds_the_whole_run(trained):
     assert run.config["status"] == "finished" and run.config["seed"] == 0
     assert run.config["versions"]["lpom"] == lpom.__version__
     assert run.config["data"]["rows"] == {"train": 48, "test": 12}
-    assert (trained / "run" / "curves.png").read_bytes()[1:4] == b"PNG"
     # age, height, member, and three colours
     assert run.config["network"]["sizes"] == [6, 8, 1]
 
@@ -316,8 +313,8 @@ def test_errors_of_several_targets_stand_by_their_names(tmp_path, monkeypatch):
 
 def test_help_breaks_its_lines_where_the_terminal_ends():
     lines = call("train", "--help").splitlines()
-    first = next(k for k, line in enumerate(lines) if "are told from the values" in line)
-    assert all(len(line.strip()) > 60 for line in lines[first : first + 4])
+    first = next(k for k, line in enumerate(lines) if "are inferred from the" in line)
+    assert all(len(line.strip()) > 60 for line in lines[first : first + 2])
 
 
 @pytest.mark.parametrize("name", ["train", "tune", "predict", "report", "compare"])
@@ -347,7 +344,6 @@ def test_commands_options_and_names_are_completed():
     assert completed("train", "--ta") == ["--target", "--task"]
     assert completed("train", "di") == ["digits", "diabetes"]
     assert completed("tune", "flats.csv", "--method", "adm") == ["admm", "admm-hashing"]
-    assert completed("docs", "ma") == ["mathematics"]
 
 
 def test_a_kind_of_weights_is_set_along_with_what_is_in_it():
@@ -377,7 +373,7 @@ def test_the_epoch_of_the_weights_that_were_kept_is_said():
     losses = Run.read(Path("run")).history.column("validation_loss")
     told = f"{len(losses)} epochs; the weights are those of epoch {1 + losses.index(min(losses))},"
     assert told in said and told in call("info", "run")
-    assert "the weights are those" not in call("train", "iris", *FAST, "--to-the-end")
+    assert "the weights are those" not in call("train", "iris", *FAST, "--no-early-stopping")
 
 
 def test_numbers_are_predicted_with_the_digits_that_they_have(tmp_path):
@@ -518,13 +514,11 @@ def test_products_in_bfloat16(table, monkeypatch):
     assert "needs a processor that multiplies in bfloat16, and here one fails" in said
 
 
-def test_a_warning_is_a_line(table, monkeypatch):
-    monkeypatch.setattr(
-        plots, "curves", lambda *_: warnings.warn("the curves\nare dull", stacklevel=1)
-    )
+def test_a_warning_is_a_line(trained):
+    people().drop(columns="drink").assign(colour="pink").to_csv("new.csv", index=False)
     with warnings.catch_warnings(action="default"):
-        result = CliRunner().invoke(app, ["train", *table, *FAST, "--out", "run"])
-    assert result.exit_code == 0 and "warning: the curves are dull\n" in result.stderr
+        result = CliRunner().invoke(app, ["predict", str(trained / "run"), "new.csv"])
+    assert result.exit_code == 0 and "warning: " in result.stderr and "pink" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -749,7 +743,7 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_before_training(table, mo
 
     Path("shut").mkdir()
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    monkeypatch.setattr("lpom.runs.train", None)
+    monkeypatch.setattr("lpom.cli.run.train", None)
     assert fail("train", *table, *FAST, "--out", "shut") == "shut: Permission denied.\n"
 
 
@@ -764,7 +758,7 @@ def test_a_failed_run_leaves_the_old_one_and_its_report(table):
 
 @pytest.mark.filterwarnings("ignore::lpom.exceptions.ConvergenceWarning")
 def test_a_network_whose_answers_are_infinite_is_not_kept():
-    wild = ("--learning-rate", "3e8", "--method", "adam", "--epochs", 1, "--to-the-end")
+    wild = ("--learning-rate", "3e8", "--method", "adam", "--epochs", 1, "--no-early-stopping")
     said = fail("train", "diabetes", *wild, "--out", "run")
     assert re.search(r"after training, although all weights are finite.*smaller learning", said)
     assert not Path("run").exists()
@@ -780,7 +774,7 @@ def test_a_run_that_diverges_keeps_the_epochs_before(monkeypatch):
             problem.graph.parameters[0].data.fill_(torch.nan)
         return outputs
 
-    settings = ("--hidden", 8, "--epochs", 9, "--batch-size", 10, "--to-the-end")
+    settings = ("--hidden", 8, "--epochs", 9, "--batch-size", 10, "--no-early-stopping")
     with monkeypatch.context() as patch:
         patch.setattr(LPOM, "step", spoiled)
         result = CliRunner().invoke(app, [*map(str, ("train", "iris", *settings, "--out", "run"))])

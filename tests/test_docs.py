@@ -133,7 +133,7 @@ def commands(text):
 
 @pytest.mark.parametrize("code", parametrized(PAGES, "sh"))
 def test_commands_on_pages_have_options_that_exist(code):
-    from lpom.cli import _COMMANDS, _loaded
+    from lpom.cli.app import _COMMANDS, _loaded
 
     for words in commands(code):
         assert words[0] in _COMMANDS, words
@@ -146,7 +146,7 @@ def test_commands_on_pages_have_options_that_exist(code):
 
 def test_readme_starts_with_the_two_commands():
     first = blocks(README, "sh")[0]
-    assert "pip install -c constraints.txt . && lpom train digits" in first
+    assert "pip install -c constraints.txt '.[cli]' && lpom train digits" in first
     assert "pip install -c constraints.txt '.[test]' && pytest" in first
 
 

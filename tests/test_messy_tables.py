@@ -23,8 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from typer.testing import CliRunner
 
 import lpom
-from lpom import plots
-from lpom.cli import app
+from lpom.cli.app import app
 from lpom.estimators.splits import split_rows
 
 FASTER = ("--epochs", "100", "--learning-rate", "0.006")  # than by default, and as far
@@ -391,7 +390,6 @@ def prices_to_predict() -> Case:
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plots, "curves", lambda history, path: Path(path).touch())
 
 
 def run(*arguments):

@@ -20,11 +20,12 @@ ROOMS = [
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
-    {"states", "objectives"},
+    {"attention", "audit", "bending", "recurrent", "rule", "states", "objectives"},
     {"stacks"},
     {"methods"},
     {"parallel"},
     {"training", "lifting", "compacting"},
+    {"comparison"},
     {"diagnostics"},
     {"networks", "datasets"},
     {"layers", "encoding", "saving", "export"},
@@ -33,13 +34,10 @@ ROOMS = [
         "tables",
         "predictor",
         "preparation",
-        "runs",
-        "plots",
         "pictures",
-        "folders",
     },
     {"experiments", "tensorboard"},
-    {"report", "commands", "cli", "shell", "__main__"},
+    {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 HEAVY = {"sklearn", "pandas", "matplotlib", "rich", "typer", "scipy"}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 import lpom
 from lpom import datasets
-from lpom.cli import app
 from lpom.tensorboard import TensorBoard, scalars
-from lpom.training.history import Epoch, History
+from lpom.training.history import Epoch
 
 
 def events(folder):
@@ -61,24 +59,7 @@ def test_fit_logs_every_epoch(tmp_path):
     assert_logged(events(tmp_path), result.history)
 
 
-def test_train_logs_into_the_run(tmp_path):
-    pytest.importorskip("tensorboard")
-    run = tmp_path / "run"
-    options = ["--hidden", "8", "--epochs", "2", "--tensorboard", "--quiet", "--out", str(run)]
-    result = CliRunner().invoke(app, ["train", "iris", *options])
-    assert result.exit_code == 0, result.output
-    assert_logged(events(run / "tensorboard"), History.from_jsonl(run / "history.jsonl"))
-    (run / "report.html").write_text("of the old run")
-    CliRunner().invoke(app, ["train", "iris", *options, "--force"])
-    assert len(list((run / "tensorboard").iterdir())) == 1
-    assert not (run / "report.html").exists()
-
-
 def test_without_the_package_an_error_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not installed
     with pytest.raises(ImportError, match="pip install tensorboard"):
         TensorBoard(tmp_path)
-    run = tmp_path / "run"
-    result = CliRunner().invoke(app, ["train", "iris", "--tensorboard", "--out", str(run)])
-    assert result.exit_code == 2 and "pip install tensorboard" in result.stderr
-    assert not run.exists()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         saving,
     )
     from lpom.compacting import compact
+    from lpom.comparison import compare
     from lpom.diagnostics import Diagnosis, diagnose, objective
     from lpom.estimators import MLPClassifier, MLPRegressor
     from lpom.exceptions import (
@@ -64,6 +65,7 @@ __all__ = [
     "UntrainableError",
     "activations",
     "compact",
+    "compare",
     "datasets",
     "diagnose",
     "evaluate",
@@ -85,6 +87,7 @@ __all__ = [
 #: Where names come from, loaded when they are asked for; a name that is not here is a room.
 _ROOMS = {
     "compacting": ("compact",),
+    "comparison": ("compare",),
     "diagnostics": ("Diagnosis", "diagnose", "objective"),
     "estimators": ("MLPClassifier", "MLPRegressor"),
     "exceptions": (

@@ -1,5 +1,5 @@
 """``python -m lpom`` is the command ``lpom``."""
 
-from lpom.shell import main
+from lpom.cli import main
 
 main()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from lpom.exceptions import unknown_name
@@ -21,11 +24,13 @@ def build(
     aliases: Mapping[str, str] | None = None,
     separator: str = "-",
     hint: str = "",
+    group: str = "",
 ) -> T:
     """What ``given`` names in ``table``, made with ``params``; an instance is returned as it is.
 
-    Names are told apart by neither case nor hyphen or underscore. ``hint`` ends the sentence about
-    an unknown one.
+    Names are told apart by neither case nor hyphen or underscore. ``"package.module:Class"`` names
+    a class written elsewhere, and so do the entry points in ``group`` of installed packages.
+    ``hint`` ends the sentence about an unknown name.
     """
     if isinstance(given, base):
         if params:
@@ -39,9 +44,16 @@ def build(
         )
     name = given.lower().replace("_", separator).replace("-", separator)
     name = (aliases or {}).get(name, name)
-    if name not in table:
-        raise ValueError(unknown_name(kind, given, table) + hint)
-    made = table[name]
+    if ":" in given:
+        made = _imported(kind, base, given)
+    elif name in table:
+        made = table[name]
+    elif group and given in (elsewhere := outside(group)):
+        made = _imported(kind, base, elsewhere[given])
+    else:
+        raise ValueError(
+            unknown_name(kind, given, [*table, *(outside(group) if group else ())]) + hint
+        )
     known = [field.name for field in fields(made)]  # type: ignore[arg-type]
     if extra := sorted(set(params) - set(known)):
         raise ValueError(
@@ -49,3 +61,23 @@ def build(
             f"it has {', '.join(known) or 'none'}."
         )
     return made(**params)
+
+
+@cache
+def outside(group: str) -> dict[str, str]:
+    """Name and "package.module:Class" of what installed packages offer under an entry point."""
+    return {point.name: point.value for point in entry_points(group=group)}
+
+
+def _imported(kind: str, base: type[Any], path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    try:
+        made = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{kind} {path!r} cannot be imported ({error}). Expected package.module:Class, where "
+            "Python finds the package."
+        ) from error
+    if not (isinstance(made, type) and issubclass(made, base)):
+        raise TypeError(f"{kind} {path!r} should be a class derived from {base.__name__}.")
+    return made

@@ -1,4 +1,4 @@
-"""The command as it is installed, called in this process, and tables to call it with."""
+"""The command, called in this process, and tables to call it with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
+from runpy import run_module
 
 import numpy as np
 import pandas as pd
@@ -26,14 +26,13 @@ class Outcome:
 
 def run(capture: pytest.CaptureFixture[str], *arguments: object) -> Outcome:
     """What `lpom <arguments>` prints and its exit code."""
-    (script,) = entry_points(group="console_scripts", name="lpom")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     argv, sys.argv = sys.argv, ["lpom", *map(str, arguments)]
     code: object = 0
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default")  # which the command prints
-            script.load()()
+            run_module("lpom", run_name="__main__")
     except SystemExit as end:
         code = end.code
     finally:

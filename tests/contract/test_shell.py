@@ -119,9 +119,9 @@ def test_reading_of_a_file(lpom_command):
 
 
 def test_a_table_from_standard_input(table):
-    command = Path(sys.executable).with_name("lpom")
+    command = (sys.executable, "-m", "lpom", "train", "-", "--target", "drink")
     done = subprocess.run(
-        [command, "train", "-", "--target", "drink", *SHORT, "--quiet", "--out", "run"],
+        [*command, *SHORT, "--quiet", "--out", "run"],
         input=table.read_bytes(),
         capture_output=True,
     )

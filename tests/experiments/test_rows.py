@@ -6,10 +6,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from typer.testing import CliRunner
 
 from lpom import activations, methods, networks
-from lpom.cli import app
 from lpom.experiments.beyond import TABLES, Help, Row, Table
 from lpom.experiments.records import Trial
 from lpom.experiments.rows import SHARES, reproduce_rows, rows_section
@@ -118,22 +116,6 @@ def test_help_that_a_run_had_is_told(tiny, tmp_path, monkeypatch):
 
 def _row(text, begin):
     return next(line for line in text.splitlines() if line.startswith(begin))
-
-
-def test_the_command(tiny, tmp_path):
-    out = tmp_path / "results"
-    arguments = ["reproduce", "tiny", "--seeds", "0", "--roles", "lpom", "--rows", "few"]
-    result = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    assert [(r["method"], r["seed"]) for r in lines(out)] == [("lpom", 0)]
-    page = (tmp_path / "README.md").read_text()
-    assert "<!-- beyond the paper -->" in page and "## Tiny" in page
-    (tmp_path / "README.md").unlink()
-    result = CliRunner().invoke(app, ["reproduce", "tiny", "--tables", "--out", str(out)])
-    assert result.exit_code == 0 and (tmp_path / "README.md").read_text() == page
-    for bad, name in ((["--rows", "fwe"], "few"), (["--roles", "lpm"], "lpom")):
-        result = CliRunner().invoke(app, ["reproduce", "tiny", *bad])
-        assert result.exit_code == 2 and name in result.output
 
 
 @pytest.mark.parametrize("table", TABLES.values(), ids=lambda table: table.name)

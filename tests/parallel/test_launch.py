@@ -8,8 +8,6 @@ import signal
 
 import pytest
 
-from lpom import Parallel
-from lpom.commands.train import _spread
 from lpom.parallel import own_cores
 from lpom.parallel.launch import launch
 
@@ -53,16 +51,6 @@ def test_a_process_that_is_killed_is_named(tmp_path, monkeypatch, capsys):
     assert launch("rank_program", [], 2) == 128 + signal.SIGKILL
     said = capsys.readouterr().err
     assert re.search(r"error: rank 1 \(process \d+\) was ended by SIGKILL, and the others", said)
-
-
-def test_what_the_command_line_says():
-    assert _spread("layers=2,data=3,delay=none", "digits") == Parallel(2, 3, "none")
-    with pytest.raises(ValueError, match="unknown delay 'some'"):
-        _spread("layers=2,delay=some", "digits")
-    with pytest.raises(ValueError, match="no setting 'rows'"):
-        _spread("rows=2", "digits")
-    with pytest.raises(ValueError, match="standard input"):
-        _spread("layers=2", "-")
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system has no affinities")

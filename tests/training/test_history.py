@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from lpom.files import write_atomically
-from lpom.plots import curves
 from lpom.training.history import Epoch, History
 from lpom.training.progress import epoch_lines
 
@@ -40,16 +39,13 @@ def test_a_frame_has_a_row_per_epoch_and_a_column_per_layer():
     assert History("r2").to_frame().empty
 
 
-def test_epochs_without_diagnostics_stand_beside_others(tmp_path):
+def test_epochs_without_diagnostics_stand_beside_others():
     first, second = history()
     plain = replace(first, objective=None, gaps=(), rates=())
     mixed = History("r2", [plain, second])
     assert mixed.by_layer("gaps") == [[None, 0.1], [None, 0.2]]
     assert mixed.to_frame()["rate 2"].tolist()[1] == 0.05
     assert list(History("r2", [plain]).to_frame().filter(like="gap")) == []
-    for name, drawn in {"first": [plain, second], "last": [first, plain]}.items():
-        curves(History("r2", drawn), tmp_path / f"{name}.png")
-        assert (tmp_path / f"{name}.png").stat().st_size > 0
 
 
 def test_printed_it_is_a_line_and_not_all_epochs():

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from lpom import methods
 from lpom.experiments.table import Row
 from lpom.files import write_atomically
-from lpom.plots import BLUE, GREY, ORANGE
 
+BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#5a5a5a"
 #: Okabe and Ito's colours that show on white, and a grey; told apart by all kinds of colour vision.
 COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8a8a8a")
 _DASHES = {False: ("-", ":"), True: ("--", "-.")}  # by full_batch; the second when colours run out

@@ -14,7 +14,7 @@ from lpom.methods.lifted import LiftedNetworks
 from lpom.methods.lpom import LPOM
 from lpom.methods.mac import MAC
 from lpom.methods.tikhonov import Tikhonov
-from lpom.registry import build
+from lpom.registry import build, outside
 
 #: Every method by its name: the one list to join.
 METHODS: dict[str, type[Method[Any]]] = {
@@ -39,13 +39,17 @@ METHODS: dict[str, type[Method[Any]]] = {
 
 
 def get(method: str | Method[Any], **settings: Any) -> Method[Any]:
-    """A method by its name, with hyperparameters; a `Method` is returned as it is."""
-    return build("method", Method, METHODS, method, settings)
+    """A method by its name, with hyperparameters; a `Method` is returned as it is.
+
+    ``"package.module:Class"`` names one written elsewhere; packages offer theirs by name as entry
+    points of the group ``lpom.methods``.
+    """
+    return build("method", Method, METHODS, method, settings, group="lpom.methods")
 
 
 def names() -> list[str]:
     """Names that `get` knows."""
-    return list(METHODS)
+    return [*METHODS, *outside("lpom.methods")]
 
 
 __all__ = [

@@ -13,7 +13,7 @@ from lpom.training.history import Epoch
 
 
 class Bar:
-    """One bar over all steps of a run, by rich; ``show=None`` shows it on a terminal that has it."""
+    """One bar over all steps of a run, where rich is installed; ``None`` shows it on a terminal."""
 
     def __init__(self, total: int | None, show: bool | None = None) -> None:
         self._total = total

@@ -10,13 +10,13 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from lpom.commands import options
-from lpom.commands.show import written
+from lpom import load
+from lpom.cli import options
+from lpom.cli.tables import written
 from lpom.datasets.files import STDIN
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
 from lpom.predictor import Predictor
-from lpom.runs import load
 from lpom.tables.values import Array
 
 
@@ -49,8 +49,6 @@ def predict(
 
     Unknown categories and missing values are taken as in training, with a warning; columns that
     training did not use are not looked at. Where the target is there, the score is printed too.
-    Pictures are an array X, (n, channels, rows, columns) or a flat row each, as lpom.datasets has
-    them; y, if it is there, holds the numbers of their classes.
 
     Examples:
 

@@ -19,13 +19,8 @@ from lpom.exceptions import ModelFileError
 from lpom.files import check_writable, write_atomically
 from lpom.training.checkpoints import hold
 
-MODEL, CONFIG, HISTORY, CURVES = FILES = (
-    "model.safetensors",
-    "config.json",
-    "history.jsonl",
-    "curves.png",
-)
-REPORT, TENSORBOARD = "report.html", "tensorboard"  # what may lie beside them
+MODEL, CONFIG, HISTORY = FILES = ("model.safetensors", "config.json", "history.jsonl")
+REPORT = "report.html"  # which may lie beside them
 CHECKPOINT = "checkpoint"
 _BEGUN, _LOCK = "run.json", "run.lock"  # in the checkpoint
 _RUNS = Path("runs")
@@ -121,12 +116,6 @@ def check_folder(folder: Path) -> None:
 
 def _states(folder: Path) -> list[Path]:
     return list((folder / CHECKPOINT).glob("*.safetensors"))
-
-
-def forget_events(folder: Path) -> None:
-    """Remove what TensorBoard has of an old run that is overwritten."""
-    for old in (folder / TENSORBOARD).glob("events.out.tfevents.*"):
-        old.unlink()
 
 
 def _check_free(folder: Path, force: bool) -> None:

@@ -14,7 +14,7 @@ def main() -> None:
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         sys.exit(_how_to_install(missing))
     signal.signal(signal.SIGINT, _leave)
-    from lpom.cli import main as run
+    from lpom.cli.app import main as run
 
     run()
 

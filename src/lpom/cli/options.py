@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lpom import activations, datasets, losses, methods, networks
+from lpom import activations, datasets, losses, methods
 from lpom.preparation import TEST_FRACTION, Prepared, Reading, prepare
 
 TABLE, NETWORK, TRAINING, RUN = "The table", "The network", "Training", "The run"  # of --help
@@ -146,25 +146,6 @@ AsNeeded: TypeAlias = Annotated[
         metavar="N", help="Else as the size of the data asks for.", rich_help_panel=TRAINING
     ),
 ]
-Network: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Train on pictures a network by its name (see lpom networks), or one of your own: "
-        "path.py:function.",
-        rich_help_panel=NETWORK,
-        autocompletion=completing(networks.names),
-    ),
-]
-NetworkOptions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--network-option",
-        metavar="OPTION=VALUE",
-        help="Of the network, e.g. width=0.25; may be repeated.",
-        rich_help_panel=NETWORK,
-    ),
-]
 MethodName: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -200,22 +181,6 @@ Device: TypeAlias = Annotated[
     str,
     typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
 ]
-Threads: TypeAlias = Annotated[
-    int | None, typer.Option(metavar="N", help="Threads of torch.", min=1)
-]
-
-_OF_FILES = (
-    "--target",
-    "--task",
-    "--ignore",
-    "--as",
-    "--encoding",
-    "--separator",
-    "--decimal",
-    "--thousands",
-    "--date-order",
-    "--test-fraction",
-)
 
 
 def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
@@ -290,15 +255,9 @@ def prepared(context: typer.Context, seed: int = 0) -> Prepared:
         kinds=pairs("--as", "zip=category", chosen["kinds"]),
         reading=Reading(**{name: chosen[name] for name in reading}),
         test_fraction=chosen["test_fraction"],
-        data_dir=chosen["data_dir"],
+        data_dir=chosen.get("data_dir"),
         seed=seed,
     )
-
-
-def check_no_columns(context: typer.Context) -> None:
-    for option in given(context):
-        if option in _OF_FILES:
-            raise ValueError(f"{option} is for tables, not for --network. Leave it out.")
 
 
 def value(text: str) -> Any:

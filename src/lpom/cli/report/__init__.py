@@ -1,5 +1,5 @@
 """``lpom report``: one HTML page about one run, or several beside each other."""
 
-from lpom.report.page import write_report
+from lpom.cli.report.page import write_report
 
 __all__ = ["write_report"]

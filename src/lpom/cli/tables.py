@@ -1,4 +1,4 @@
-"""Tables that more than one sub-command prints."""
+"""Tables and sentences that more than one command prints."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from lpom.runs import OF_LOWEST_LOSS, Run
-from lpom.tables import ColumnPlan
+from lpom.cli.run import OF_LOWEST_LOSS, Run
+from lpom.tables.old import ColumnPlan
 from lpom.training.history import History
 
 _MANY = 40  # columns; of more only those that are no plain numbers are listed
@@ -71,8 +71,9 @@ def scores_table(config: dict[str, Any]) -> Table:
     test = config["results"]["test"]
     baseline = test[_BASELINE]
     regression = config["metric"] == "r2"
+    f1 = "; F1 is the mean over the classes, each as one against the rest" if "F1" in test else ""
     unit = f", in units of {config['data']['target']}" if regression and "MAE" in test else ""
-    table = Table(caption=f"on the test rows{unit}", caption_justify="left")
+    table = Table(caption=f"on the test rows{unit}{f1}", caption_justify="left")
     table.add_column("score")
     table.add_column("this run", justify="right")
     table.add_column(Text(baseline["answer"]), justify="right")
@@ -108,8 +109,7 @@ def advice(run: Run, folder: Path) -> list[str]:
             f"the loss was still falling after {len(history)} epochs: try --epochs "
             f"{3 * len(history)}."
         )
-    new = "NEW.npz" if "pictures" in config["network"] else "NEW.csv"
-    lines.append(f"next: lpom predict {folder} {new}    lpom report {folder} --open")
+    lines.append(f"next: lpom predict {folder} NEW.csv    lpom report {folder} --open")
     return lines
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import r2_score
 
+from lpom.cli.report.judging import MISTAKES, HeldBack, check_score, shown_columns
+from lpom.cli.run import Run
 from lpom.datasets.base import Array
-from lpom.report.judging import MISTAKES, HeldBack, check_score, shown_columns
-from lpom.runs import Run
 
 _POINTS = 1000  # rows that are drawn
 _WITHIN = 0.9  # share of the rows whose error is told

@@ -18,14 +18,10 @@ import numpy as np
 import torch
 
 import lpom
-from lpom import methods, plots
+from lpom import methods
 from lpom.checks import as_device, check_number
-from lpom.estimators import MLPClassifier, MLPRegressor
-from lpom.exceptions import DataError, DivergenceError, ModelFileError, unknown_name
-from lpom.files import checksum, write_atomically
-from lpom.folders import (
+from lpom.cli.folder import (
     CONFIG,
-    CURVES,
     HISTORY,
     MODEL,
     REPORT,
@@ -33,9 +29,10 @@ from lpom.folders import (
     check_folder,
     forget_checkpoint,
 )
+from lpom.estimators import MLPClassifier, MLPRegressor
+from lpom.exceptions import DataError, DivergenceError, ModelFileError, unknown_name
+from lpom.files import checksum, write_atomically
 from lpom.methods import Method
-from lpom.parallel import Parallel
-from lpom.pictures import PictureClassifier, prepare_pictures
 from lpom.predictor import Predictor
 from lpom.preparation import Prepared, prepare
 from lpom.settings import Settings as SettingsOf
@@ -47,11 +44,9 @@ from lpom.training.history import History
 _PATIENCE = 10  # epochs without a lower held-out loss, at least, before training stops
 _FEW_ROWS = 8  # to try settings on
 _ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
-_AUGMENTED = ("cifar-10",)  # photographs, which mean the same mirrored and a little aside
 OF_LOWEST_LOSS = "of the lowest held-out loss"  # which weights a run that stops early keeps
-_OF_TABLES = ("hidden", "activation", "output_activation", "alpha", "class_weight")
 
-Estimator: TypeAlias = MLPClassifier | MLPRegressor | PictureClassifier
+Estimator: TypeAlias = MLPClassifier | MLPRegressor
 
 
 @final
@@ -60,8 +55,7 @@ class Settings:
     """How to train; None leaves a choice to the size of the data.
 
     ``method_settings`` are those of the method by name, ``{"mu": 5.0}``; ``class_weight`` is
-    "balanced" or a weight per name of a class. With a ``network``, a name that
-    :func:`lpom.networks.get` knows, pictures stay pictures; ``augment`` flips and crops them.
+    "balanced" or a weight per name of a class.
     """
 
     hidden: tuple[int, ...] | None = None
@@ -80,19 +74,6 @@ class Settings:
     device: str = "auto"
     precision: str | None = None
     compile: bool = False
-    network: str | None = None
-    network_options: Mapping[str, Any] = field(default_factory=dict)
-    augment: bool | None = None
-
-    def __post_init__(self) -> None:
-        if self.network is None:
-            given = [name for name in ("network_options", "augment") if getattr(self, name)]
-            why = "goes with --network, which is not given"
-        else:
-            given = [name for name in _OF_TABLES if getattr(self, name) != _default(name)]
-            why = "is for fully connected networks on tables, not for --network"
-        if given:
-            raise ValueError(f"{given[0].replace('_', ' ')} {why}. Leave it out.")
 
     def planned(self, n: int) -> tuple[int | None, int]:
         """Batch size (None: all rows) and most epochs for ``n`` rows to train on.
@@ -109,9 +90,6 @@ class Settings:
                     f"method {name!r} takes all rows in every step; leave the batch size out."
                 )
             return None, 100 if self.epochs is None else self.epochs
-        if self.network is not None:
-            batch = min(n, 100) if self.batch_size is None else self.batch_size
-            return batch, 10 if self.epochs is None else self.epochs
         small = 32 if n < 10_000 else 100
         batch = min(n, small) if self.batch_size is None else self.batch_size
         enough = min(max(round(4000 * batch / n), 10), 300)
@@ -123,17 +101,9 @@ class Settings:
             return self.hidden
         return (50,) if n < 500 else (100,) if n < 5000 else (300, 100)
 
-    def augments(self, data: str) -> bool:
-        """Whether pictures of this data set are flipped and cropped."""
-        if self.augment is not None:
-            return self.augment
-        return data in _AUGMENTED and not methods.get(self.method).full_batch
-
     def estimator(self, data: Prepared) -> Estimator:
         """The estimator that a user of Python would make for this data."""
         n, target = len(data.train[0]), data.target
-        if self.network is not None:
-            return self._picture_classifier(self.network, data, n)
         batch, epochs = self.planned(n)
         made: MLPClassifier | MLPRegressor
         made = MLPRegressor() if target.task == "regression" else MLPClassifier()
@@ -163,40 +133,11 @@ class Settings:
             )
         return made
 
-    def _picture_classifier(self, network: str, data: Prepared, n: int) -> PictureClassifier:
-        assert isinstance(data.target, Classes)  # as all pictures have
-        batch, epochs = self.planned(n)
-        method = methods.get(self.method)
-        if self.method_settings:
-            method = method.with_params(**self.method_settings)
-        if self.learning_rate is not None:
-            method = method.with_learning_rate(self.learning_rate)
-        return PictureClassifier(
-            network,
-            len(data.target.classes),
-            self.network_options,
-            method=method,
-            loss=self.loss,
-            augment=self.augments(data.name),
-            batch_size="auto" if batch is None else batch,
-            max_iter=epochs,
-            early_stopping=self.early_stopping and n >= _ENOUGH_TO_WATCH,
-            n_iter_no_change=max(_PATIENCE, epochs // 10) if self.early_stopping else epochs,
-            random_state=self.seed,
-            device=as_device(self.device),
-            precision=self.precision,
-            compile=self.compile,
-        )
-
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Settings:
         """Settings from what JSON made of ``asdict``."""
         hidden = plain["hidden"]
         return cls(**{**plain, "hidden": None if hidden is None else tuple(hidden)})
-
-
-def _default(name: str) -> Any:
-    return Settings.__dataclass_fields__[name].default
 
 
 def method_settings(method: Method[Any]) -> dict[str, Any]:
@@ -216,7 +157,7 @@ class Run:
     config: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write the four files of a run, each whole or not at all; an old report goes.
+        """Write the files of a run, each whole or not at all; an old report goes.
 
         The config comes last and has the checksum of the model: a folder with files of two runs,
         left by a process that was killed here, is told from a whole one.
@@ -225,7 +166,6 @@ class Run:
         self.predictor.save(folder / MODEL)
         self.config["model"] = {"sha256": checksum(folder / MODEL)}
         self.history.to_jsonl(folder / HISTORY)
-        plots.curves(self.history, folder / CURVES)
         config = _moved(self.config, lambda path: os.path.relpath(path, folder))
         text = json.dumps(config, indent=2, ensure_ascii=False, default=str, allow_nan=False)
         write_atomically(folder / CONFIG, (text + "\n").encode())
@@ -293,10 +233,6 @@ def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
     """All that :func:`again` needs to go on with a run, as JSON can hold it."""
     assert data.source is not None  # standard input can't be read again
     files = [data.source["data"]] if data.name != data.source["data"] else []
-    if settings.network is not None and ":" in settings.network:
-        path, _, function = settings.network.rpartition(":")
-        files.append(str(Path(path).resolve()))
-        settings = replace(settings, network=f"{files[-1]}:{function}")
     return {
         "source": data.source,
         "settings": asdict(settings),
@@ -309,10 +245,7 @@ def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
     """The data and the settings of a run that was begun; raises if the data is another."""
     check_files(notes["files"])
     settings, source = Settings.of(notes["settings"]), dict(notes["source"])
-    if settings.network is not None:
-        data = prepare_pictures(**source)
-    else:
-        data = prepare(**{**source, "ignore": tuple(source.get("ignore", ()))}, seed=settings.seed)
+    data = prepare(**{**source, "ignore": tuple(source.get("ignore", ()))}, seed=settings.seed)
     if json.loads(json.dumps(data.describe())) != notes["config"]["data"]:
         raise DataError(
             f"{data.name} is not what it was when the run was begun, so it can't go on. Use the "
@@ -376,31 +309,17 @@ def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
 
 def network_text(described: Mapping[str, Any]) -> str:
     """What the config says of a network, in one line."""
-    if "name" not in described:
-        sizes = "-".join(map(str, described["sizes"]))
-        return f"{sizes}, {described['activation']}, {described['output_activation']} output"
-    options = ", ".join(f"{name}={value}" for name, value in described["options"].items())
-    name = f"{described['name']}{f' ({options})' if options else ''}"
-    if "length" in described:
-        return f"{name}, pieces of {described['length']} characters"
-    shape = "x".join(map(str, described["pictures"]))
-    return f"{name}, pictures of {shape}{', flipped and cropped' if described['augmented'] else ''}"
+    sizes = "-".join(map(str, described["sizes"]))
+    return f"{sizes}, {described['activation']}, {described['output_activation']} output"
 
 
 def network(data: Prepared, settings: Settings) -> dict[str, Any]:
-    if settings.network is None:
-        widths = settings.widths(len(data.train[0]))
-        outputs = data.n_outputs(settings.output_activation)
-        return {
-            "sizes": [data.features.n_inputs, *widths, outputs],
-            "activation": settings.activation,
-            "output_activation": settings.output_activation,
-        }
+    widths = settings.widths(len(data.train[0]))
+    outputs = data.n_outputs(settings.output_activation)
     return {
-        "name": Path(settings.network).name,
-        "options": dict(settings.network_options),
-        "pictures": list(data.train[0].shape[1:]),
-        "augmented": settings.augments(data.name),
+        "sizes": [data.features.n_inputs, *widths, outputs],
+        "activation": settings.activation,
+        "output_activation": settings.output_activation,
     }
 
 
@@ -411,7 +330,6 @@ def train(
     progress: bool | None = None,
     callbacks: Iterable[Callback] = (),
     checkpoint: Path | None = None,
-    parallel: Parallel | None = None,
 ) -> Run:
     """Train on the training rows, measure the test rows once.
 
@@ -428,7 +346,7 @@ def train(
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
         try:
-            estimator.fit(X, y, callbacks=callbacks, progress=progress, parallel=parallel)
+            estimator.fit(X, y, callbacks=callbacks, progress=progress)
         except DivergenceError as error:
             if error.estimator is None:
                 raise
@@ -458,7 +376,7 @@ def train(
     return Run(predictor, result.history, config)
 
 
-def rehearse(data: Prepared, settings: Settings) -> None:
+def check_settings(data: Prepared, settings: Settings) -> None:
     """Raise now what training would raise of its settings: one step on a few rows."""
     X, y = data.train
     rows = np.unique(y, axis=0, return_index=True)[1][:_FEW_ROWS]

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 
 from lpom import datasets
+from lpom.cli.report.pictures import png
+from lpom.cli.run import Run
 from lpom.datasets import Dataset
 from lpom.datasets.base import Array
 from lpom.exceptions import DataError
 from lpom.files import checksum
 from lpom.preparation import prepare
-from lpom.report.pictures import png
-from lpom.runs import Run
 
 MISTAKES = 24  # shown of a run
 COLUMNS = 6  # shown of a row

@@ -18,12 +18,12 @@ from typing import Any
 
 import lpom
 from lpom import datasets
+from lpom.cli.folder import CONFIG
+from lpom.cli.report.content import describe
+from lpom.cli.run import Run
 from lpom.datasets.base import DataDir
 from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
-from lpom.folders import CONFIG
-from lpom.report.content import describe
-from lpom.runs import Run
 
 
 def write_report(
@@ -90,7 +90,7 @@ def _names(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def _file(name: str) -> str:
-    return resources.files("lpom.report").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("lpom.cli.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _fingerprint(text: str) -> str:

@@ -9,10 +9,10 @@ import numpy as np
 from sklearn.metrics import auc as area
 from sklearn.metrics import average_precision_score, precision_recall_curve, roc_curve
 
+from lpom.cli.report.judging import MISTAKES, HeldBack, check_score, shown_columns
+from lpom.cli.run import Run
 from lpom.datasets.base import Array
-from lpom.report.judging import MISTAKES, HeldBack, check_score, shown_columns
-from lpom.runs import Run
-from lpom.tables import Classes
+from lpom.tables.old import Classes
 
 _POINTS = 100  # of a curve
 _CURVES = 10  # classes with one of their own

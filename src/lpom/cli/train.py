@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from lpom import datasets, methods, runs
-from lpom.commands import options, text
-from lpom.commands.options import NETWORK, RUN, TRAINING
-from lpom.commands.show import advice, plan_table, results_table, scores_table, training_line
-from lpom.datasets.files import STDIN
-from lpom.exceptions import LostRankError, ModelFileError
-from lpom.folders import (
+from lpom import datasets, methods
+from lpom.cli import options
+from lpom.cli import run as runs
+from lpom.cli.folder import (
     CHECKPOINT,
-    TENSORBOARD,
     begin,
     begun,
     begun_folder,
     forget_checkpoint,
-    forget_events,
-    read_begun,
     resumable,
     run_folder,
 )
-from lpom.parallel import Parallel, launch
-from lpom.pictures import prepare_pictures
+from lpom.cli.options import RUN, TRAINING
+from lpom.cli.run import Run, Settings
+from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
+from lpom.datasets.files import STDIN
+from lpom.exceptions import ModelFileError
 from lpom.preparation import Prepared
-from lpom.runs import Run, Settings
-from lpom.tables import Features
-from lpom.tensorboard import TensorBoard
-from lpom.training import Callback
 from lpom.training.progress import epoch_lines
 
 
@@ -54,17 +45,6 @@ def train(
     date_order: options.DateOrder = None,
     test_fraction: options.TestFraction = None,
     hidden: options.HiddenAsNeeded = None,
-    network: options.Network = None,
-    network_options: options.NetworkOptions = None,
-    augment: Annotated[
-        bool | None,
-        typer.Option(
-            "--augment/--no-augment",
-            help="Flip and crop pictures at random while --network trains (so for cifar-10).",
-            show_default=False,
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
     activation: options.ActivationName = "relu",
     output_activation: options.OutputActivation = "identity",
     method: options.MethodName = "lpom",
@@ -104,7 +84,7 @@ def train(
     early_stopping: Annotated[
         bool,
         typer.Option(
-            "--early-stopping/--to-the-end",
+            "--early-stopping/--no-early-stopping",
             help="Hold out a tenth of the training rows, stop when the loss on it stands still, "
             "and keep the weights for which it was lowest.",
             rich_help_panel=TRAINING,
@@ -130,14 +110,6 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = False,
-    parallel: Annotated[
-        str | None,
-        typer.Option(
-            metavar="layers=N,data=N",
-            help="Share layers and rows among so many processes, started here or by torchrun.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = None,
     data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
@@ -147,14 +119,6 @@ def train(
             rich_help_panel=RUN,
         ),
     ] = None,
-    tensorboard: Annotated[
-        bool,
-        typer.Option(
-            "--tensorboard",
-            help="Log to the folder tensorboard of the run too.",
-            rich_help_panel=RUN,
-        ),
-    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite the run in --out.", rich_help_panel=RUN)
     ] = False,
@@ -162,8 +126,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Go on with the run in this folder, which was stopped before its end; it keeps "
-            "all its settings. With --parallel among so many processes.",
+            help="Resume the run in this folder, which was stopped before its end; it keeps all "
+            "its settings.",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -174,29 +138,21 @@ def train(
 ) -> None:
     """Train a network on a data set or a table, and keep the run in a folder.
 
-    Numbers, dates, yes/no and categories are told from the values; what is done with each column
-    is printed before training, and --as or --ignore change it. With --network pictures stay
-    pictures, and --network char-transformer learns to write from any text file. Ctrl-C and SIGTERM
-    end a run so that --resume can go on with it, and so does one that was killed.
+    Column types are inferred from the values; what is done with each column is printed before
+    training, and --as or --ignore change it. Ctrl-C and SIGTERM end a run so that --resume can go
+    on with it, and so does one that was killed.
 
     Examples:
 
         lpom train flats.csv --target rent
         lpom train churn.csv --target left --class-weight balanced --ignore name
         lpom train german.csv --separator ';' --decimal , --target Preis
-        lpom train cifar-10 --network resnet8 --epochs 15
         lpom train --resume runs/flats-1
     """
-    if resume is not None:
-        _check_alone(context)
-    spread = None if parallel is None else _spread(parallel, data)
-    if spread is not None and spread.size > 1 and launch.rank() is None:
-        raise typer.Exit(launch.launch("lpom.cli", sys.argv[1:], spread.size))
-    helps = spread is not None and bool(launch.rank())  # the first rank has the run
-    quiet, tensorboard = quiet or helps, tensorboard and not helps
     console = Console(quiet=quiet, highlight=False)
     if resume is not None:
-        _resume(resume, console, quiet, spread, helps)
+        _check_alone(context)
+        _resume(resume, console, quiet)
         return
     tuned = options.method_settings(method, method_settings)
     if mu is not None:
@@ -218,136 +174,64 @@ def train(
         device=device,
         precision=precision,
         compile=compile,
-        network=network,
-        network_options={
-            key: options.value(text)
-            for key, text in options.pairs(
-                "--network-option", "width=0.25", network_options
-            ).items()
-        },
-        augment=augment,
     )
     name = "table" if data == STDIN else Path(data).name.partition(".")[0]
-    with ExitStack() as stack:
-        if helps:
-            out = Path(stack.enter_context(TemporaryDirectory())) / "run"
-        folder = stack.enter_context(run_folder(out, name, force=force))
-        if text.is_for_texts(network):
-            _check_for_text(context)
-            text.start(data, settings, folder, console, tensorboard=tensorboard, quiet=quiet)
-            return
-        if network is not None:
-            options.check_no_columns(context)
-            prepared = prepare_pictures(data, data_dir)
-        else:
-            prepared = options.prepared(context, seed)
-        runs.rehearse(prepared, settings)
-        if data not in datasets.names() and isinstance(prepared.features, Features):
+    with run_folder(out, name, force=force) as folder:
+        prepared = options.prepared(context, seed)
+        runs.check_settings(prepared, settings)
+        if data not in datasets.names():
             console.print(plan_table(prepared.features.plan))
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        if spread is not None:
-            console.print(escape(f"ranks    {spread}"), soft_wrap=True)
         if prepared.source is not None:
-            notes = runs.notes_to_resume(prepared, settings)
-            begin(folder, {**notes, "tensorboard": tensorboard})
-        if tensorboard:
-            forget_events(folder)
-        run = _trained(
-            prepared, settings, folder, tensorboard=tensorboard, quiet=quiet, parallel=spread
-        )
-        if not tensorboard:
-            forget_events(folder)
-    if not helps:
-        _end(run, folder, console, quiet)
+            begin(folder, runs.notes_to_resume(prepared, settings))
+        run = _trained(prepared, settings, folder, quiet)
+    _end(run, folder, console, quiet)
 
 
-def _resume(
-    folder: Path, console: Console, quiet: bool, parallel: Parallel | None, helps: bool
-) -> None:
-    """Go on with a run from its own files, to the end that it would have had.
-
-    Who ``helps`` the first of several processes has a folder that is thrown away.
-    """
-    with ExitStack() as stack:
-        notes = read_begun(folder) if helps else stack.enter_context(begun_folder(folder))
-        if helps:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-        if "text" in notes:
-            if parallel is not None:
-                raise ValueError("texts are learnt by one process. Leave --parallel out.")
-            text.resume(notes, folder, console, quiet=quiet)
-            return
+def _resume(folder: Path, console: Console, quiet: bool) -> None:
+    """Go on with a run from its own files, to the end that it would have had."""
+    with begun_folder(folder) as notes:
         try:
             prepared, settings = runs.again(notes)
-            tensorboard = bool(notes["tensorboard"])
         except (KeyError, AttributeError) as error:
             raise ModelFileError(
                 f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
             ) from error
         console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        run = _trained(
-            prepared,
-            settings,
-            folder,
-            tensorboard=tensorboard and not helps,
-            quiet=quiet,
-            parallel=parallel,
-        )
-    if not helps:
-        _end(run, folder, console, quiet)
+        run = _trained(prepared, settings, folder, quiet)
+    _end(run, folder, console, quiet)
 
 
-def _spread(text: str, data: str) -> Parallel:
-    """What --parallel says, as ``layers=2,data=1,delay=none``."""
-    if data == STDIN:
-        raise ValueError("several processes can't all read standard input; give a file.")
-    given = options.pairs("--parallel", "layers=2,data=1", text.split(","))
-    return Parallel().with_params(**{name: options.value(value) for name, value in given.items()})
-
-
-def _trained(
-    data: Prepared,
-    settings: Settings,
-    folder: Path,
-    *,
-    tensorboard: bool,
-    quiet: bool,
-    parallel: Parallel | None = None,
-) -> Run:
+def _trained(data: Prepared, settings: Settings, folder: Path, quiet: bool) -> Run:
     """Train, or go on, and write the files of the run."""
-    checkpoint = folder / CHECKPOINT if begun(folder) else None
-    with ExitStack() as logs:
-        log: list[Callback] = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
-        if tensorboard:
-            log.append(logs.enter_context(TensorBoard(folder / TENSORBOARD)))
-        try:
-            run = runs.train(
-                data,
-                settings,
-                progress=False if quiet else None,
-                callbacks=log,
-                checkpoint=checkpoint,
-                parallel=parallel,
-            )
-            run.write(folder)
-        except (KeyboardInterrupt, SystemExit, OSError, LostRankError):
-            _say_how_to_go_on(folder)
-            raise
+    lines = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
+    try:
+        run = runs.train(
+            data,
+            settings,
+            progress=False if quiet else None,
+            callbacks=lines,
+            checkpoint=folder / CHECKPOINT if begun(folder) else None,
+        )
+        run.write(folder)
+    except (KeyboardInterrupt, SystemExit, OSError):
+        _say_how_to_resume(folder)
+        raise
     if run.config["status"] != "interrupted":
         forget_checkpoint(folder)  # last: until then the run can go on
     return run
 
 
-def _say_how_to_go_on(folder: Path) -> None:
+def _say_how_to_resume(folder: Path) -> None:
     if resumable(folder):
-        typer.echo(f"stopped; go on with: lpom train --resume {folder}", err=True)
+        typer.echo(f"stopped; resume with: lpom train --resume {folder}", err=True)
 
 
 def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
     _report(console, run, folder)
     typer.echo(str(folder) if quiet else f"run: {folder}")
     if run.config["status"] == "interrupted":
-        _say_how_to_go_on(folder)
+        _say_how_to_resume(folder)
         raise typer.Exit(130)
     if run.config["status"] == "diverged":
         typer.echo(f"error: {run.config['diverged']}", err=True)
@@ -356,16 +240,10 @@ def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
 
 def _check_alone(context: typer.Context) -> None:
     for option in options.given(context):
-        if option not in ("--resume", "--quiet", "--parallel"):
+        if option not in ("--resume", "--quiet"):
             raise ValueError(
                 f"--resume takes all settings from the run itself. Leave {option} out."
             )
-
-
-def _check_for_text(context: typer.Context) -> None:
-    for option in options.given(context):
-        if option not in text.OPTIONS:
-            raise ValueError(f"{option} is not for texts. Leave it out.")
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:

@@ -1,8 +1,7 @@
 """The shell command ``lpom``: a thin skin over the library.
 
-Sub-commands are functions in ``lpom.commands``, named in ``_COMMANDS`` below; a module is loaded
-when its command runs. They raise what the library raises; here it becomes one line and an exit
-code.
+Sub-commands are functions of this package, named in ``_COMMANDS`` below; a module is loaded when
+its command runs. They raise what the library raises; here it becomes one line and an exit code.
 """
 
 from __future__ import annotations
@@ -19,58 +18,49 @@ import typer
 from typer.core import TyperGroup
 
 import lpom
+from lpom.cli import loaded
 from lpom.exceptions import LPOMError
-from lpom.shell import loaded
 
 USER_ERRORS = (ValueError, TypeError, OSError, ImportError, LPOMError)
 
-#: Where a command is, "module:function" (or a group of commands), and the first line of its help.
+#: Where a command is, "module:function", and the first line of its help.
 _COMMANDS: dict[str, tuple[str, str]] = {
     "train": (
         "train:train",
-        "Train a network on a data set or a table, and keep the run in a folder.",
-    ),
-    "tune": (
-        "tune:tune",
-        "Find settings for a table by successive halving, on its training rows alone.",
+        "Train a network on a table, and keep the run in a folder.",
     ),
     "predict": (
         "predict:predict",
         "Predict the rows of a file, as CSV with a column prediction.",
     ),
-    "info": (
-        "info:info",
-        "Show the network, data, method, settings and results of a run; checks its model file.",
-    ),
-    "export": (
-        "export:export",
-        "Write a run's network for other programs: ONNX, or NIR for networks of steps.",
-    ),
     "report": (
-        "report:report",
-        "Write one HTML file about runs: curves, layers, mistakes, weights, settings.",
+        "show:report",
+        "Write one HTML page about runs: curves, predictions, mistakes, settings.",
+    ),
+    "info": (
+        "show:info",
+        "Show the network, data, method, settings and results of a run.",
     ),
     "compare": (
         "compare:compare",
         "Train by several methods, from the same weights and on the same batches.",
     ),
-    "reproduce": (
-        "reproduce:reproduce",
-        "Run an experiment of the paper, or beyond it; what is finished already is not run again.",
+    "tune": (
+        "tune:tune",
+        "Find settings for a table by successive halving, on its training rows alone.",
     ),
-    "networks": (
-        "lists:list_networks",
-        "List the known networks, for train --network.",
+    "export": (
+        "show:export",
+        "Write the network of a run for other programs: ONNX or NIR.",
     ),
     "methods": (
-        "lists:list_methods",
-        "List the training methods: objective, cost of a step, and the data a step takes.",
+        "show:list_methods",
+        "List the training methods: what each is good for, minimises and costs.",
     ),
     "activations": (
-        "lists:list_activations",
+        "show:list_activations",
         "List the activations: formula, range, Lipschitz constant, and whether they jump.",
     ),
-    "bench": ("bench:app", "Measure what a method costs on this machine."),
 }
 
 
@@ -112,12 +102,10 @@ app = typer.Typer(
 def _loaded(name: str) -> Any:
     """The command itself: its options, and what it does."""
     module, _, attribute = _COMMANDS[name][0].partition(":")
-    found = getattr(import_module(f"lpom.commands.{module}"), attribute)
-    if not isinstance(found, typer.Typer):
-        alone = typer.Typer(add_completion=False)
-        alone.command(name, help=_paragraphs(found))(found)
-        found = alone
-    return typer.main.get_command(found)
+    command = getattr(import_module(f"lpom.cli.{module}"), attribute)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, help=_paragraphs(command))(command)
+    return typer.main.get_command(alone)
 
 
 def _paragraphs(command: Any) -> str:
@@ -177,7 +165,3 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     typer.echo(f"warning: {' '.join(str(message).split())}", err=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import r2_score
 
+from lpom.cli.report.judging import HeldBack
 from lpom.datasets.base import Array
 from lpom.predictor import Predictor
-from lpom.report.judging import HeldBack
-from lpom.tables import Features
+from lpom.tables.old import Features
 
 ROWS, COLUMNS, TIMES, SHOWN = 1000, 200, 5, 20
 

@@ -6,14 +6,14 @@ import math
 from itertools import accumulate
 from typing import Any
 
+from lpom.cli.report.classes import judge_classes
+from lpom.cli.report.importance import SHOWN, importances
+from lpom.cli.report.judging import HeldBack, Load, held_back
+from lpom.cli.report.numbers import judge_labels, judge_numbers
+from lpom.cli.report.pictures import first_layer
+from lpom.cli.run import Run, network_text
 from lpom.exceptions import LPOMError
-from lpom.report.classes import judge_classes
-from lpom.report.importance import SHOWN, importances
-from lpom.report.judging import HeldBack, Load, held_back
-from lpom.report.numbers import judge_labels, judge_numbers
-from lpom.report.pictures import first_layer
-from lpom.runs import Run, network_text
-from lpom.tables import Classes
+from lpom.tables.old import Classes
 from lpom.training.history import History
 
 DIGITS = 6  # significant ones; a plot shows fewer

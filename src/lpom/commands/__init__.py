@@ -1,1 +1,0 @@
-"""Sub-commands of the shell command ``lpom``, one module each."""
