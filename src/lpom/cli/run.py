@@ -216,19 +216,6 @@ def _moved(config: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]
     return {**config, "data": {**config["data"], "source": source}}
 
 
-def load(run: str | os.PathLike[str]) -> Predictor:
-    """What ``lpom train`` left in a folder, or a model file by itself: predicts data frames.
-
-    ``predict``, ``predict_proba`` and ``score`` take the columns of the training table;
-    ``estimator`` is the :class:`~lpom.MLPClassifier` or :class:`~lpom.MLPRegressor` in it.
-    """
-    run = Path(run)
-    if run.is_file():
-        return Predictor.load(run)
-    check_folder(run)
-    return Predictor.load(run / MODEL)
-
-
 def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
     """All that :func:`again` needs to go on with a run, as JSON can hold it."""
     assert data.source is not None  # standard input can't be read again
