@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lpom import activations, attention, recurrent
-from lpom.rule import Jump, Norm, Pointwise, ReLU, Rows, Softmax
+from lpom.rule import Jump, Norm, Pointwise, Rows, Softmax
 
 if TYPE_CHECKING:
     from lpom.lifting import Lifting
@@ -41,7 +41,7 @@ def ours(mode: Lifting, activation: Any, z: Tensor) -> Any:
     if activation.jumps:
         return _by(Jump, z, activation, mode.rule_for(name, "jump"))
     if isinstance(activation, activations.ReLU):
-        return _by(ReLU, z, mode.rule_for(name, "elementwise"))
+        return mode.rectify(z, mode.rule_for(name, "elementwise"))
     if activation.elementwise:
         return _by(Pointwise, activation.phi, mode.rule_for(name, "elementwise"), None, z)
     if isinstance(activation, activations.Softmax):
@@ -151,7 +151,7 @@ def _elementwise(mode: Lifting, func: Any, name: str, args: Any, kwargs: Any) ->
     places = [i for i, a in enumerate(args) if isinstance(a, Tensor) and a.requires_grad]
     tensors = [*(args[i] for i in places), *(kwargs[k] for k in names)]
     if bare == "relu":
-        x = _by(ReLU, tensors[0], mode.rule_for(bare, "elementwise"))
+        x = mode.rectify(tensors[0], mode.rule_for(bare, "elementwise"))
         return target.copy_(x) if in_place else x
 
     def phi(*moved: Tensor) -> Any:

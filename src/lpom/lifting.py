@@ -8,10 +8,11 @@ torch's own. What bends is answered by the rule (`lpom.rule`) in place of a deri
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from lpom.audit import audit
 from lpom.bending import KNOWN, OPENED, ours
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import UntrainableError
-from lpom.rule import Displacement, Rule, Weight
+from lpom.rule import Displacement, ReLU, Rule, Weight
 
 #: The displacement of "auto"; chosen on networks of many kinds, see docs/methods.md.
 AUTO = 0.01
@@ -154,7 +155,7 @@ class Lifted(nn.Module):
         if torch.compiler.is_compiling():
             with mode:
                 return self.module(*args, **kwargs)
-        with mode, _following(self.module, mode):
+        with mode, mode.sparing(), _following(self.module, mode):
             outputs = self.module(*args, **kwargs)
         self._lifted = mode.lifted
         if not self._audited:  # the graph of autograd is looked at once
@@ -277,6 +278,7 @@ class Lifting(TorchFunctionMode):
         self.rule, self.plan = rule, plan
         self.lifted: dict[str, int] = {}
         self.modules: list[str] = []
+        self.rectified: dict[int, _Rectified] = {}  # by where relu(z) lies in memory
         self.hooks = None if torch.compiler.is_compiling() else _saving_hooks()
 
     def __torch_function__(
@@ -299,6 +301,45 @@ class Lifting(TorchFunctionMode):
         handler, name = known
         return handler(self, func, name, args, kwargs)
 
+    @contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Keep z alone of a rectifier, for which autograd would keep z and relu(z).
+
+        Whoever saves ``relu(z)`` for the way back is given it anew there.
+        """
+        if self.hooks is not None:  # somebody else's: they stay in charge
+            yield
+            return
+
+        def pack(saved: Tensor) -> Any:
+            found = self.rectified.get(saved.data_ptr())
+            if found is not None:
+                x = found.x()  # while it lives nobody else has its memory
+                if x is not None and x._version == found.version and _alike(x, saved):
+                    return found
+            return saved, saved._version
+
+        def unpack(packed: Any) -> Tensor:
+            if isinstance(packed, _Rectified):
+                return packed.z.relu()
+            saved, version = packed
+            if saved._version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(saved.shape)} that the way back needs was written "
+                    "over in place after it was used; write to a new tensor."
+                )
+            kept: Tensor = saved
+            return kept
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            yield
+
+    def rectify(self, z: Tensor, rule: Rule) -> Tensor:
+        x: Tensor = ReLU.apply(z, rule)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            self.rectified[x.data_ptr()] = _Rectified(z.detach(), weakref.ref(x), x._version)
+        return x
+
     def rule_for(self, name: str, kind: str) -> Rule:
         """The rule of a function, which is counted."""
         if torch.compiler.is_compiling():
@@ -306,6 +347,18 @@ class Lifting(TorchFunctionMode):
         _check_recomputing(self.hooks)
         self.lifted[name] = self.lifted.get(name, 0) + 1
         return self.rule if self.plan is None else self.plan.rule_of(name, kind, *self.modules[-1:])
+
+
+class _Rectified(NamedTuple):
+    """``x = relu(z)``, to be computed again when it is needed."""
+
+    z: Tensor
+    x: weakref.ref[Tensor]
+    version: int
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.stride() == b.stride() and a.dtype == b.dtype
 
 
 def _differentiates(args: Any, kwargs: Any) -> bool:
