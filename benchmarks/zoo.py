@@ -431,7 +431,12 @@ def _stand_in_for_torchvision() -> torch.library.Library:
 # measurements
 
 
-def measure(build: Callable[[], tuple[nn.Module, Any]], steps: int, dtype: torch.dtype) -> dict:
+def measure(
+    build: Callable[[], tuple[nn.Module, Any]],
+    steps: int = 0,
+    dtype: torch.dtype = torch.float32,
+    displacement: Any = "auto",
+) -> dict[str, Any]:
     """All that is measured of one architecture."""
     torch.manual_seed(0)
     try:
@@ -450,7 +455,7 @@ def measure(build: Callable[[], tuple[nn.Module, Any]], steps: int, dtype: torch
     buffers = copy.deepcopy(dict(model.named_buffers()))
     plain = outputs.detach()
 
-    lifted = lpom.lift(model)
+    lifted = lpom.lift(model, displacement=displacement)
     _restore(model, buffers)
     torch.manual_seed(1)
     outputs = _main(_call(lifted, inputs))
@@ -518,6 +523,8 @@ def _compare(
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.flatten().double(), b.flatten().double()
+    if not bool(a.any() or b.any()):  # an output that has died
+        return torch.ones(())
     return a @ b / (a.norm() * b.norm())
 
 
@@ -673,7 +680,10 @@ def run(library: str, folder: Path, options: argparse.Namespace) -> None:
         if left is not None and left <= 0:
             break
         result = _forked(
-            lambda name=name: measure(entries[name], options.steps, options.dtype), options
+            functools.partial(
+                measure, entries[name], options.steps, options.dtype, options.displacement
+            ),
+            options,
         )
         with path.open("a") as file:
             file.write(json.dumps({"name": name, **result}) + "\n")
@@ -743,6 +753,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="how many to lift in this call, for each library")
     parser.add_argument("--steps", type=int, default=EARLY, help="of AdamW, on the lifted model")
     parser.add_argument("--seconds", type=int, default=120, help="for each architecture")
+    parser.add_argument("--displacement", type=float, default="auto")
     parser.add_argument("--float64", dest="dtype", action="store_const", const=torch.float64)
     parser.add_argument("--show", action="store_true", help="only print what is in the folder")
     parser.set_defaults(dtype=torch.float32)

@@ -87,7 +87,7 @@ class Displacement(Rule, Settings):
         ``window`` and one spread; this is straight-through with a window.
     """
 
-    size: float = 0.01
+    size: float = 0.003
     sides: int = 2
     window: float = 2.0
 
@@ -155,7 +155,8 @@ def spread(z: Tensor, most: float = 1.0) -> Tensor:
     deviation, mean = torch.std_mean(flat)
     info = torch.finfo(z.dtype)
     rounding = 1e4 * info.eps * torch.hypot(deviation, mean) + info.tiny**0.25
-    return deviation.clamp_max(most).maximum(rounding)
+    found = deviation.clamp_max(most).maximum(rounding)
+    return found.clamp_max(10 * most).nan_to_num(nan=most)  # a mask may have infinite entries
 
 
 # Functions of single elements
