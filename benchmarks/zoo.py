@@ -435,7 +435,7 @@ def measure(
     build: Callable[[], tuple[nn.Module, Any]],
     steps: int = 0,
     dtype: torch.dtype = torch.float32,
-    displacement: Any = "auto",
+    displacement: float | None = None,
 ) -> dict[str, Any]:
     """All that is measured of one architecture."""
     torch.manual_seed(0)
@@ -455,7 +455,7 @@ def measure(
     buffers = copy.deepcopy(dict(model.named_buffers()))
     plain = outputs.detach()
 
-    lifted = lpom.lift(model, displacement=displacement)
+    lifted = lpom.lift(model, displacement=displacement or "auto")
     _restore(model, buffers)
     torch.manual_seed(1)
     outputs = _main(_call(lifted, inputs))
@@ -753,7 +753,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="how many to lift in this call, for each library")
     parser.add_argument("--steps", type=int, default=EARLY, help="of AdamW, on the lifted model")
     parser.add_argument("--seconds", type=int, default=120, help="for each architecture")
-    parser.add_argument("--displacement", type=float, default="auto")
+    parser.add_argument("--displacement", type=float)
     parser.add_argument("--float64", dest="dtype", action="store_const", const=torch.float64)
     parser.add_argument("--show", action="store_true", help="only print what is in the folder")
     parser.set_defaults(dtype=torch.float32)
