@@ -148,7 +148,7 @@ def test_one_batch_of_fit_visits_few_files(monkeypatch):
     lpom.fit(lpom.mlp([5, 6, 6, 3], seed=0), X, y, epochs=1, batch_size=20, progress=False)
     assert visited == {
         "training/trainer.py",
-        "training/measuring.py",
+        "training/score.py",
         "methods/lpom.py",
         "stacks.py",
         "weights/adam.py",

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lpom import methods
 from lpom.activations import Activation
+from lpom.graph.tracing import unwrapped
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
 from lpom.modes import evaluating
@@ -24,9 +25,9 @@ from lpom.objectives import (
     rho,
     spectral_rates,
 )
-from lpom.training.signature import Signature
-from lpom.training.sources import Arrays
-from lpom.training.tasks import Task
+from lpom.training.data import Arrays
+from lpom.training.interface import Interface
+from lpom.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,7 @@ def diagnose(
             "method out, or give an LPOM with other settings."
         )
     with evaluating(model):
-        takes, task, batch = _read(model, X, y, loss, sample_weight)
-        problem = Problem.on(takes.graph, task.loss, takes.model)
+        task, problem, batch = _read(model, X, y, loss, sample_weight)
         state = chosen.init(problem)
         state.progress = 1.0
         state.penalised.at_end()
@@ -184,8 +184,8 @@ def objective(
     feed-forward ones are taken, and F is the loss.
     """
     with evaluating(model):
-        takes, task, batch = _read(model, X, y, loss)
-        _, X_all = takes.graph.feed_forward(batch.inputs)
+        task, problem, batch = _read(model, X, y, loss)
+        _, X_all = problem.graph.feed_forward(batch.inputs)
         if states is not None:
             expected = [tuple(x.shape) for x in X_all[1:]]
             given = [tuple(x.shape) for x in states]
@@ -195,18 +195,18 @@ def objective(
                     f"{expected}; got {given}."
                 )
             X_all = [batch.inputs, *(x.to(batch.inputs) for x in states)]
-        by_node = per_node(mu, takes.graph)
-        return evaluate(takes.graph, task.loss, X_all, batch.target, by_node)
+        by_node = per_node(mu, problem.graph)
+        return evaluate(problem.graph, task.loss, X_all, batch.target, by_node)
 
 
 def _read(
     model: nn.Module, X: Any, y: Any, loss: str | Loss, weight: Any = None
-) -> tuple[Signature, Task, Batch]:
-    """A model, what is asked of it, and all rows as one batch."""
-    takes = Signature.of(model, X)
-    task = Task.infer(y, takes.n_outputs, loss, takes.output_activation, takes.n_steps)
-    (batch,) = Arrays(X, y, task, takes, weight=weight).epoch()
-    return takes, task, batch
+) -> tuple[Task, Problem, Batch]:
+    """What is asked of a model, the problem of it, and all rows as one batch."""
+    interface = Interface.of(unwrapped(model), X, loss)
+    task = Task.of(interface, y, loss)
+    (batch,) = Arrays(X, y, task, interface, weight=weight).epoch()
+    return task, Problem(interface.model, task.loss, interface.example), batch
 
 
 def _together(values: list[float]) -> float:

@@ -50,7 +50,7 @@ KNOWN: dict[str, str] = {
     "lpom.tables.dates": "DateFormat",
     "lpom.tables.encodings": "Pieces Scaling",
     "lpom.tables.numbers": "NumberFormat",
-    "lpom.training.tasks": "Task",
+    "lpom.training.task": "Task",
     "sklearn.compose": "ColumnTransformer TransformedTargetRegressor",
     "sklearn.decomposition": "PCA TruncatedSVD",
     "sklearn.feature_extraction.text": "CountVectorizer HashingVectorizer TfidfTransformer "

@@ -16,7 +16,7 @@ import pytest
 
 import lpom
 from lpom.methods import METHODS
-from lpom.training.checkpoints import Checkpoint, RunFolder
+from lpom.training.checkpoint import Checkpoint, RunFolder
 
 from . import worker
 
@@ -112,7 +112,7 @@ def place(folder):
 
 def wait_for(folder, steps):
     """Until as many checkpoints were written; all but the last two are gone again."""
-    while max((p.name for p in Path(folder).glob("0*.safetensors")), default="") < f"{steps:08d}":
+    while max((p.name for p in Path(folder).glob("0*.pt")), default="") < f"{steps:08d}":
         time.sleep(0.001)
 
 
@@ -181,9 +181,9 @@ def test_without_room_the_old_checkpoint_stays(trainer, undisturbed, tmp_path, r
         order = {"method": name, "source": source, "epochs": epochs(name)}
         order |= {"folder": str(folder), "out": str(out)}
         trainer.kill_after(2, **order)
-        before, names = place(folder), {path.name for path in folder.glob("*.safetensors")}
+        before, names = place(folder), {path.name for path in folder.glob("*.pt")}
         assert trainer.run(largest_file=3000, **order) == 2  # trains to its end, keeps nothing
-        assert {path.name for path in folder.glob("*.safetensors")} == names
+        assert {path.name for path in folder.glob("*.pt")} == names
         assert place(folder) == before
         assert not list(folder.glob(".*.part"))
         assert trainer.run(**order) == 0
@@ -198,7 +198,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch):
     X, y = worker.data()
     plan = Checkpoint(tmp_path / "run", every_minutes=None, every_epochs=1)
     options = {"epochs": 2, "seed": 0, "checkpoint": plan, "progress": False}
-    monkeypatch.setattr("lpom.training.checkpoints.write_atomically", full)
+    monkeypatch.setattr("lpom.training.checkpoint.write_atomically", full)
     with pytest.warns(UserWarning, match=r"run \(No space left on device\); there is none yet"):
         outcome = lpom.fit(lpom.mlp([5, 3], seed=0), X, y, **options)
     assert outcome.status == "finished"
@@ -229,14 +229,14 @@ def test_a_damaged_checkpoint_is_passed_over_and_that_is_said(
             order = {"method": name, "source": source, "epochs": epochs(name)}
             order |= {"folder": str(folder), "out": str(out)}
             trainer.kill_after(2 + i % 2, **order)
-            newest, *older = sorted(folder.glob("*.safetensors"), reverse=True)
+            newest, *older = sorted(folder.glob("*.pt"), reverse=True)
             newest.write_bytes(damaged(newest.read_bytes(), kind, draw))
             assert trainer.run(**order) == 0
             said = json.loads(out.read_text())["said"][0]
             assert f"{newest.name} is damaged" in said
             assert f"goes on from {older[0].name}" in said
             assert result(out) == expected
-            for path in folder.glob("*.safetensors"):
+            for path in folder.glob("*.pt"):
                 path.write_bytes(damaged(path.read_bytes(), kind, draw))
             with pytest.raises(lpom.CheckpointError, match="no checkpoint in .* is whole"):
                 with RunFolder(Checkpoint(folder)) as kept:

@@ -42,7 +42,7 @@ from lpom.datasets.files import read_table
 from lpom.datasets.mnist import read_idx
 from lpom.exceptions import LPOMError
 from lpom.methods import METHODS
-from lpom.training.checkpoints import Checkpoint, RunFolder
+from lpom.training.checkpoint import Checkpoint, RunFolder, checksum
 
 pytestmark = pytest.mark.faults
 
@@ -493,7 +493,7 @@ def checkpoint_bytes():
         lpom.fit(lpom.mlp([4, 2], seed=0), X, Y, epochs=3, seed=0, checkpoint=plan, progress=False)
         with RunFolder(plan) as kept:
             assert kept.newest() is not None
-        return max(Path(folder).glob("*.safetensors")).read_bytes()
+        return max(Path(folder).glob("*.pt")).read_bytes()
 
 
 CHECKPOINT = checkpoint_bytes()
@@ -501,7 +501,9 @@ CHECKPOINT = checkpoint_bytes()
 
 @fuzz("checkpoints", damage=damages(), again=damages())
 def test_checkpoints(tmp_path, damage, again):
-    (tmp_path / "00000001.safetensors").write_bytes(damaged(damaged(CHECKPOINT, damage), again))
+    content = damaged(damaged(CHECKPOINT, damage), again)
+    for name in ("00000001-0123.pt", f"00000002-{checksum(content)}.pt"):  # that is made to fit
+        (tmp_path / name).write_bytes(content)
     with door("checkpoints"), RunFolder(Checkpoint(tmp_path)) as kept:
         kept.newest()
 

@@ -17,9 +17,9 @@ from lpom.exceptions import CheckpointError
 from lpom.graph import trace
 from lpom.methods import LPOM, Batch, Problem
 from lpom.states import Sweeps
+from lpom.training import compiling
 from lpom.weights.adaptive import Adaptive
 from lpom.weights.exact import Exact
-from lpom.training import compiling
 
 compiles = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="no compiler for C++ here"

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lpom.files import write_atomically
+from lpom.training.callbacks import epoch_lines
 from lpom.training.history import Epoch, History
-from lpom.training.progress import epoch_lines
 
 
 def history():

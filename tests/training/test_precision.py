@@ -11,9 +11,9 @@ from torch import nn
 
 import lpom
 from lpom.methods import LPOM
-from lpom.weights.exact import Exact
 from lpom.training import precision
 from lpom.training.precision import Bfloat16, why_not
+from lpom.weights.exact import Exact
 
 EPS = 2**-8  # of bfloat16
 

@@ -252,7 +252,9 @@ def test_steps_run_in_train_mode_and_measuring_in_eval_mode(blobs):
 def test_the_objective_is_that_of_the_first_rows(blobs):
     """Noisy's objective is the sum of its batch's inputs."""
     X, y = blobs
-    history = fitted(net(), X, y, method=Noisy(), epochs=3, batch_size=20, seed=1).history
+    history = fitted(
+        net(), X, y, method=Noisy(), epochs=3, batch_size=20, seed=1, diagnostics=True
+    ).history
     expected = float(X[:20].double().sum()) / 20
     assert history.column("objective") == pytest.approx([expected] * 3)
     data, _ = sources(blobs, "loader")

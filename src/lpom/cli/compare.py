@@ -23,7 +23,7 @@ from lpom.cli.run import Settings
 from lpom.comparison import Comparison, Trial, each_trial
 from lpom.files import write_atomically
 from lpom.preparation import Prepared
-from lpom.training.progress import Bar
+from lpom.training.callbacks import Bar
 
 RESULTS, TABLE = "results.jsonl", "table.md"
 

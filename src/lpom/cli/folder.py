@@ -17,7 +17,7 @@ from typing import Any
 
 from lpom.exceptions import ModelFileError
 from lpom.files import check_writable, write_atomically
-from lpom.training.checkpoints import hold
+from lpom.training.checkpoint import hold
 
 MODEL, CONFIG, HISTORY = FILES = ("model.safetensors", "config.json", "history.jsonl")
 REPORT = "report.html"  # which may lie beside them
@@ -115,7 +115,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _states(folder: Path) -> list[Path]:
-    return list((folder / CHECKPOINT).glob("*.safetensors"))
+    return list((folder / CHECKPOINT).glob("*.pt"))
 
 
 def _check_free(folder: Path, force: bool) -> None:

@@ -28,7 +28,7 @@ from lpom.cli.tables import advice, plan_table, results_table, scores_table, tra
 from lpom.datasets.files import STDIN
 from lpom.exceptions import ModelFileError
 from lpom.preparation import Prepared
-from lpom.training.progress import epoch_lines
+from lpom.training.callbacks import epoch_lines
 
 
 def train(

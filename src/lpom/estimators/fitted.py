@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from lpom.activations import Activation
 from lpom.methods import Method, State
 from lpom.saving import dumps, loads
+from lpom.training.data import ROWS, dense_rows
 from lpom.training.history import History
-from lpom.training.sources import ROWS, check_finite, dense_rows
-from lpom.training.tasks import check_unmasked, plain_tensor
+from lpom.training.interface import check_finite, check_unmasked, plain_tensor
 from lpom.training.trainer import Result
 
 

@@ -102,11 +102,17 @@ def _cells(row: Row, first: Row | None, n_seeds: int, score: str) -> list[str]:
         show(statistics.fmean(row.values("train_score"))),
         f"{_time(row):.3g} ({_ratio(_time(row), _time(first))})",
         f"{_memory(_peak(row))} ({_ratio(_peak(row), _peak(first))})",
-        f"{statistics.fmean(row.at_end('objective')):.3g}",
+        _objective(row),
         str(row.finished[0]["epochs"]),
         batches,
         last,
     ]
+
+
+def _objective(row: Row) -> str:
+    """Its mean, where the history of the runs has one."""
+    values = [value for value in row.at_end("objective") if value is not None]
+    return f"{statistics.fmean(values):.3g}" if values else "–"
 
 
 def _mean_and_spread(values: Sequence[float], show: Callable[[float], str]) -> str:

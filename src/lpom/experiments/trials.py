@@ -30,7 +30,7 @@ from lpom.methods import LPOM, Batch, Method, Problem
 from lpom.networks.mlp import mlp
 from lpom.training import Checkpoint, evaluate, fit
 from lpom.training.history import Epoch
-from lpom.training.tasks import Task
+from lpom.training.task import Task
 
 #: Share of the training data held out when a trial is for tuning.
 VALIDATION_SHARE = 1 / 6

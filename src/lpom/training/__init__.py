@@ -1,7 +1,7 @@
 """Training: :func:`fit`, the one loop behind it, where batches come from, what is recorded."""
 
 from lpom.training.callbacks import Callback, EarlyStopping
-from lpom.training.checkpoints import Checkpoint
+from lpom.training.checkpoint import Checkpoint
 from lpom.training.fit import evaluate, fit
 from lpom.training.history import Epoch, History
 from lpom.training.trainer import Result, Trainer

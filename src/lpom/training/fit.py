@@ -15,23 +15,21 @@ from torch.utils.data import DataLoader, Dataset
 from lpom import methods
 from lpom.checks import as_device, check_number
 from lpom.exceptions import CheckpointError, UntrainableError
-from lpom.losses import Loss
+from lpom.graph.tracing import unwrapped
 from lpom.methods import Method, Problem, State
 from lpom.methods.backprop import Backprop
-from lpom.methods.base import fingerprint
+from lpom.methods.base import fingerprint, main_output
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
-from lpom.training.callbacks import Callback, EarlyStopping
-from lpom.training.checkpoints import Checkpoint, RunFolder, encode
-from lpom.training.measuring import measure
+from lpom.training.callbacks import Callback, EarlyStopping, Signals
+from lpom.training.checkpoint import Checkpoint, RunFolder, copied, encode
+from lpom.training.data import Arrays, Loader, Source, to_measure
+from lpom.training.interface import Interface, n_rows, own_loss, target_of
 from lpom.training.precision import check_precision
 from lpom.training.randomness import Generators, as_seed, seeded
-from lpom.training.signals import Signals
-from lpom.training.signature import Signature
-from lpom.training.snapshots import copied
-from lpom.training.sources import Arrays, Loader, Source, n_rows, to_measure
-from lpom.training.tasks import Task
+from lpom.training.score import measure
+from lpom.training.task import FunctionLoss, LossLike, Task
 from lpom.training.trainer import Result, Trainer
 
 _DEFAULT_ROWS = 100  # of a batch
@@ -48,7 +46,7 @@ def fit(
     y: Any = None,
     *,
     method: str | Method[Any] = "lpom",
-    loss: str | Loss = "auto",
+    loss: LossLike = "auto",
     epochs: int = 10,
     batch_size: int | None = None,
     validation_data: Any = None,
@@ -66,20 +64,24 @@ def fit(
     parallel: Parallel | None = None,
     precision: str | None = None,
     compile: bool = False,
-    diagnostics: bool = True,
+    diagnostics: bool | None = None,
 ) -> Result:
     r"""Train ``model`` in place.
 
     Parameters
     ----------
-    model : any torch module that torch.fx can follow, made of layers that are affine (Linear,
-        convolutions, pooling, normalisation, ...) and of activations
+    model : a torch module
     X, y : tensors or arrays; or a ``DataLoader`` as X alone
-        Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers. For a
-        model of sequences and their lengths X is a pair ``(x, lengths)``, x padded at the ends;
-        for one of packed sequences a ``PackedSequence``.
+        Whole numbers in a vector are classes, in a 0/1 matrix labels, floats are numbers. X may be
+        a tuple or a dictionary of arrays, the arguments of the model. A ``DataLoader`` yields
+        ``(X, y)``, ``(X, y, weight)``, or dictionaries of the model's arguments with the targets
+        as "labels", as models of transformers take them.
     method : name or Method
-    loss : name or Loss; "auto" follows y, see :meth:`lpom.training.tasks.Task.infer`
+    loss : name, Loss, function, or "model"
+        "auto" follows y, see :meth:`lpom.training.task.Task.infer`, or is the model's own where it
+        is given dictionaries with labels and its outputs have a ``loss``. A function
+        ``loss(outputs, target)`` gives one mean over the batch, as those of
+        ``torch.nn.functional`` do, or a value for each row.
     batch_size : rows per step, by default 100 or all if there are fewer (one or a few more where
         batch norm would else meet a single last row); full-batch methods take all in any case
     validation_data : ``(X, y)``, ``(X, y, weight)`` or a ``DataLoader``, measured after each epoch
@@ -121,7 +123,8 @@ def fit(
         first one and a compiler for C++; where it can't be had, that is said and they are made
         without. It pays for small networks, attention and batch norm, less for convolutions alone
     diagnostics : whether the history has the objective, gaps and contraction rates after every
-        epoch, which take about as long as two or three steps
+        epoch, which take about as long as two or three steps. They need a model that torch.fx can
+        follow. By default it has them where the method works on the graph of the model
 
     Returns
     -------
@@ -173,52 +176,53 @@ def fit(
         if ranks is not None and seed is None:
             known = ranks.of_first(known)
         stack.enter_context(seeded(known + (0 if ranks is None else ranks.rank), place))
+        model = unwrapped(model)
         if isinstance(X, DataLoader):
             loader = _from_loader(X, y, method, batch_size, sample_weight, ranks)
             for generator in loader.generators if seed is not None else ():
                 generator.manual_seed(known)
             generators = Generators(place, loader.generators)
-            rows, targets = loader.first()
-            takes = loader.takes = Signature.of(model, rows)
-            task = loader.task = _task(takes, targets, loss)
+            interface, task = _from_first_batch(model, loader, loss)
             train: Source = loader
         else:
             _check_rows(X)
-            takes = Signature.of(model, X)
-            task = _task(takes, y, loss)
-            size = _rows_per_step(X, method, batch_size, model)
+            X, y, interface = _interface(model, X, y, loss)
+            task = Task.of(interface, y, loss)
             order = torch.Generator().manual_seed(known)
             generators = Generators(place, [order])
             train = Arrays(
                 X,
                 y,
                 task,
-                takes,
-                batch_size=size,
+                interface,
+                batch_size=_rows_per_step(X, method, batch_size, model),
                 weight=sample_weight,
                 generator=order,
                 ranks=ranks,
             )
-        model = takes.model
-        known_targets = train.target if isinstance(train, Arrays) else train.probe().target
-        task.check_range(known_targets, takes.output_activation)
-        problem = Problem.on(takes.graph, task.loss, model)
-        _check_hooks(problem, method)
-        if place.type == "cpu" and _is_small(problem, len(train.probe())):
+        first = train.probe()
+        targets = train.target if isinstance(train, Arrays) else first.target
+        task.check_range(targets, interface.output_activation)
+        if isinstance(task.loss, FunctionLoss) and first.weight is not None:
+            task.loss.check_weighable(interface.outputs, first.target[:2])
+        problem = _problem(interface, task)
+        if place.type == "cpu" and _is_small(model, len(first)):
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
         begun = _state(method, problem, weight_decay, state)
+        if diagnostics:
+            problem.graph  # noqa: B018 - which raises where there is none
+        _check_hooks(problem, method)
         check_precision(precision, method, begun, [p.detach() for p in model.parameters()])
         _check_compile(compile, precision, parallel)
         team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
         trainer = Trainer(
-            model,
             problem,
             task,
             method,
             begun,
             train,
-            _validation_source(validation_data, task, takes, ranks),
+            _validation_source(validation_data, task, interface, ranks),
             epochs=int(epochs),
             seed=known,
             generators=generators,
@@ -305,34 +309,59 @@ def _check_compile(compile: bool, precision: str | None, parallel: Parallel | No
         )
 
 
-def _is_small(problem: Problem, rows: int) -> bool:
+def _is_small(model: nn.Module, rows: int) -> bool:
     """Whether threads would cost more than they bring."""
-    edges = [node.edge for node in problem.graph]
-    products = rows * sum(edge.linear.weight.numel() for edge in edges if edge.linear is not None)
-    return all(edge.linear is not None for edge in edges) and products < _SMALL
+    owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    products = rows * sum(m.weight.numel() for m in owners if isinstance(m, nn.Linear))
+    return all(isinstance(m, nn.Linear) for m in owners) and products < _SMALL
 
 
 def evaluate(
-    model: nn.Module, X: Any, y: Any = None, *, loss: str | Loss = "auto"
+    model: nn.Module, X: Any, y: Any = None, *, loss: LossLike = "auto"
 ) -> tuple[float, float]:
     """Mean loss, and accuracy or R2, of a plain forward pass; nothing is drawn for good."""
     device = _place(model, training=False)
-    source: Source
+    model = unwrapped(model)
     if isinstance(X, DataLoader):
         _check_no_targets(y)
-        source = Loader(X)
-        with Generators(device, source.generators).untouched():
-            rows, targets = source.first()
-            takes = source.takes = Signature.of(model, rows)
-            task = source.task = _task(takes, targets, loss)
-            measured = measure(takes.model, source, task)
+        loader = Loader(X)
+        with Generators(device, loader.generators).untouched():
+            interface, task = _from_first_batch(model, loader, loss)
+            measured = measure(_problem(interface, task), loader, task)
     else:
-        takes = Signature.of(model, X)
-        task = _task(takes, y, loss)
-        source = to_measure(X, y, task, takes)
+        X, y, interface = _interface(model, X, y, loss)
+        task = Task.of(interface, y, loss)
+        source = to_measure(X, y, task, interface)
         with Generators(device, []).untouched():
-            measured = measure(takes.model, source, task)
+            measured = measure(_problem(interface, task), source, task)
     return measured.loss, measured.score
+
+
+def _interface(model: nn.Module, X: Any, y: Any, loss: LossLike) -> tuple[Any, Any, Interface]:
+    """X and y, which may be an entry of X, and what the model takes."""
+    batch = X if y is None else None
+    interface = Interface.of(model, X, loss, batch)
+    name = target_of(X)
+    if y is None and name is not None:
+        y = X[name]
+        if not interface.own_loss:
+            X = {key: value for key, value in X.items() if key != name}
+    elif y is None and interface.own_loss:
+        y = torch.zeros(n_rows(X))
+    return X, y, interface
+
+
+def _from_first_batch(model: nn.Module, loader: Loader, loss: LossLike) -> tuple[Interface, Task]:
+    X, y, batch = loader.first()
+    interface = Interface.of(model, X, loss, batch)
+    task = Task.of(interface, y, loss)
+    loader.of(interface, task)
+    return interface, task
+
+
+def _problem(interface: Interface, task: Task) -> Problem:
+    read = own_loss if interface.own_loss else main_output
+    return Problem(interface.model, task.loss, interface.example, read)
 
 
 def _place(model: nn.Module, *, training: bool = True) -> torch.device:
@@ -371,7 +400,9 @@ def _check_same(trainer: Trainer, ranks: Ranks) -> None:
     import lpom
 
     shared = isinstance(trainer.train, Arrays)
-    rows = trainer.train.fingerprint()
+    rows = trainer.train.probe().fingerprint
+    if shared:
+        rows = str(trainer.train.describe())
     known = trainer.describe() | {
         "versions": f"torch {torch.__version__}, lpom {lpom.__version__}",
         "parallel": repr(ranks.parallel),
@@ -404,12 +435,6 @@ def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
             f"the run kept in {folder} can't go on: {reason} Make the call that began it with the "
             "lpom that began it, or use another folder."
         ) from error
-
-
-def _task(takes: Signature, y: Any, loss: str | Loss) -> Task:
-    if y is None:
-        raise TypeError("y is missing; give the targets, or a DataLoader in place of X and y.")
-    return Task.infer(y, takes.n_outputs, loss, takes.output_activation, takes.n_steps)
 
 
 def _from_loader(
@@ -472,7 +497,7 @@ def _check_rows(X: Any) -> None:
 
 
 def _check_hooks(problem: Problem, method: Method[Any]) -> None:
-    if isinstance(method, Backprop):
+    if isinstance(method, Backprop) or not problem.is_traced:
         return
     for name, parameter in problem.model.named_parameters():
         if parameter._backward_hooks:
@@ -484,16 +509,16 @@ def _check_hooks(problem: Problem, method: Method[Any]) -> None:
 
 
 def _validation_source(
-    data: Any, task: Task, takes: Signature, ranks: Ranks | None
+    data: Any, task: Task, interface: Interface, ranks: Ranks | None
 ) -> Source | None:
     if data is None:
         return None
     if isinstance(data, DataLoader):
-        return to_measure(data, None, task, takes)
+        return to_measure(data, None, task, interface)
     if not isinstance(data, tuple | list) or len(data) not in (2, 3):
         raise TypeError("validation_data must be (X, y), (X, y, weight) or a DataLoader.")
     X, y, *weight = data
-    return to_measure(X, y, task, takes, weight=weight[0] if weight else None, ranks=ranks)
+    return to_measure(X, y, task, interface, weight=weight[0] if weight else None, ranks=ranks)
 
 
 def _state(
@@ -512,5 +537,5 @@ def _state(
             f"state should come from a run of method {method.name!r} ({type(state).__name__}), "
             f"got {name}({type(given).__name__}). Leave it out to start again."
         )
-    state.load_state_dict(copied(given.state_dict(), problem.graph.parameters[0].device))
+    state.load_state_dict(copied(given.state_dict(), problem.parameters[0].device))
     return state

@@ -11,26 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
+from lpom.methods.backprop import Backprop
 from lpom.methods.base import fingerprint
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating, keeping_modes, training
 from lpom.objectives import total
 from lpom.parallel import Pipeline
 from lpom.parallel.team import Alone, Team
-from lpom.training.averaging import averaged
-from lpom.training.callbacks import Callback, EarlyStopping, Watch
-from lpom.training.checkpoints import RunFolder
-from lpom.training.compiling import Step, compiled
-from lpom.training.history import Epoch, History
-from lpom.training.measuring import Score, measure
-from lpom.training.precision import in_bfloat16
-from lpom.training.progress import Bar
-from lpom.training.randomness import Generators
-from lpom.training.signals import Stopped
-from lpom.training.snapshots import (
+from lpom.training.callbacks import Bar, Callback, EarlyStopping, Stopped, Watch
+from lpom.training.checkpoint import (
+    RunFolder,
     check_agreement,
     copied,
     named_tensors,
@@ -40,11 +34,17 @@ from lpom.training.snapshots import (
     settings_of,
     weights_of,
 )
-from lpom.training.sources import Source
-from lpom.training.tasks import Task
+from lpom.training.compiling import Step, compiled
+from lpom.training.data import Source
+from lpom.training.history import Epoch, History
+from lpom.training.precision import in_bfloat16
+from lpom.training.randomness import Generators
+from lpom.training.score import Score, measure
+from lpom.training.task import Task
 from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
+_AVERAGED = 10  # steps count with this over their number until the decay says less
 _WORSE = 1.5  # times the loss before training, or of zeros, is said to be nothing learnt
 
 
@@ -56,6 +56,26 @@ def advance(state: State, progress: float) -> None:
             factor = SCHEDULES[state.schedule](progress)
             for group in state.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
+
+
+def averaged(model: nn.Module, decay: float) -> AveragedModel:
+    r"""A copy of ``model`` whose ``update_parameters(model)`` after step t makes it the mean
+
+    .. math:: M_t = M_{t-1} + w_t (W_t - M_{t-1}), \quad w_t = \max(1 - d, 10 / (9 + t)),
+
+    of weights and buffers, d the ``decay``: over about the last tenth of the steps, and over
+    :math:`1 / (1 - d)` of them once that is less, so that short runs don't end with their start.
+    """
+
+    @torch.no_grad()
+    def move(means: Any, now: Any, before: Tensor | int) -> None:
+        if means[0].is_floating_point():
+            weight = max(1 - decay, _AVERAGED / (_AVERAGED + int(before)))
+            torch._foreach_lerp_(means, now, weight)
+        else:  # counters
+            torch._foreach_copy_(means, now)
+
+    return AveragedModel(model, multi_avg_fn=move, use_buffers=True)
 
 
 @dataclass(repr=False)
@@ -88,7 +108,7 @@ class Trainer:
 
     Parameters
     ----------
-    model, problem, task, method
+    problem, task, method
         What is trained, how, and what on.
     state : State
         Made by ``method.init``.
@@ -106,8 +126,9 @@ class Trainer:
     averaging : float
         Decay of a running mean of the weights, which is measured and kept in their place; 0 for
         none.
-    diagnostics : bool
-        Whether the history has objective, gaps and rates.
+    diagnostics : bool, optional
+        Whether the history has objective, gaps and rates; by default where the method works on the
+        graph of the model.
     team : Pipeline, optional
         Who makes the steps. Of several processes each has a trainer; the first one measures the
         epoch, calls back, and has the ``folder``, and all of them come to the same end.
@@ -115,7 +136,6 @@ class Trainer:
 
     def __init__(
         self,
-        model: nn.Module,
         problem: Problem,
         task: Task,
         method: Method[Any],
@@ -134,8 +154,9 @@ class Trainer:
         precision: str | None = None,
         compile: bool = False,
         averaging: float = 0.0,
-        diagnostics: bool = True,
+        diagnostics: bool | None = None,
     ) -> None:
+        model = problem.model
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
         self.team: Team = team or Alone()
@@ -150,7 +171,9 @@ class Trainer:
         self.callbacks, self.folder = callbacks, folder
         self.watch = None if early_stopping is None else Watch(early_stopping)
         self.history = History(task.metric)
-        self.averaging, self.diagnostics = averaging, diagnostics
+        self.averaging = averaging
+        cheap = problem.is_traced or isinstance(method, Backprop)
+        self.diagnostics = cheap if diagnostics is None else diagnostics
         self._average = averaged(model, averaging) if averaging else None
         self._to_training = training(model)
         self.status = "running"
@@ -259,7 +282,7 @@ class Trainer:
             if self._average is not None:
                 self._average.update_parameters(self.model)
             self._done += 1
-            self._seen += batch.inputs.shape[0] if batch.share is None else batch.share.rows
+            self._seen += len(batch) if batch.share is None else batch.share.rows
             if outputs is not None:
                 self._measured.add(outputs, batch.target, batch.weight)
             if self._done % _CHECK_EVERY == 0 and not self._finite():
@@ -298,7 +321,7 @@ class Trainer:
         model = self.model if self._average is None else self._average.module
         self.good = weights_of(model)
         measured = self._of_all(self._measured)
-        measured = measured or self._of_all(measure(model, self.train, self.task))
+        measured = measured or self._of_all(measure(self.problem, self.train, self.task, model))
         if not measured:
             raise ValueError(
                 f"method {self.method.name!r} needs a second pass over the data to measure the "
@@ -307,7 +330,7 @@ class Trainer:
             )
         checked = None
         if self.validation is not None:
-            checked = self._of_all(measure(model, self.validation, self.task))
+            checked = self._of_all(measure(self.problem, self.validation, self.task, model))
             if not checked:
                 raise ValueError("validation_data gave no batch; at least one is needed.")
         with evaluating(self.model), self.generators.untouched():
@@ -398,19 +421,22 @@ class Trainer:
         batch = self._probe
         if outputs is None:
             with torch.no_grad(), evaluating(self.model), self.generators.untouched():
-                outputs = self.model(batch.inputs)
+                outputs = self.problem.outputs(batch.inputs)
         values = self.task.loss.value(outputs, batch.target)
         return total(values, batch.weight) / float(batch.total_weight)
 
     def _compare_with_start(self) -> None:
         """A run that made things much worse does not end without a word."""
-        end, zeros = self._probe_loss(), self._probe_loss(torch.zeros_like(self._probe.target))
-        if not end <= _WORSE * max(self._untrained, zeros):
+        end, start = self._probe_loss(), self._untrained
+        zeros = -math.inf
+        if not self.task.by_function:
+            zeros = self._probe_loss(torch.zeros_like(self._probe.target))
+        if not end <= _WORSE * max(start, zeros):
             advice = ", or ".join(("standardised data", *self.method.steadier))
+            beside = "" if zeros == -math.inf else f", and outputs of zero have {zeros:.3g}"
             warn(
                 f"the network ends with a loss of {end:.3g}; before it was trained it had "
-                f"{self._untrained:.3g}, and outputs of zero have {zeros:.3g}: it has learnt "
-                f"nothing. Try {advice}.",
+                f"{start:.3g}{beside}: it has learnt nothing. Try {advice}.",
                 ConvergenceWarning,
             )
 
@@ -435,7 +461,7 @@ class Trainer:
         return all(self.team.gather(self._finite_here()))
 
     def _finite_here(self) -> bool:
-        ends = (p.detach().aminmax() for p in self.problem.graph.parameters if p.numel())
+        ends = (p.detach().aminmax() for p in self.problem.parameters if p.numel())
         return all(math.isfinite(low) and math.isfinite(high) for low, high in ends)
 
     def _diverged(self) -> None:
@@ -511,7 +537,7 @@ class Trainer:
         states of its generator and of torch's.
         """
         check_agreement(saved["run"], self.describe())
-        saved = copied(saved, self.problem.graph.parameters[0].device)
+        saved = copied(saved, self.problem.parameters[0].device)
         drawn = saved["generators"]
         self.history = History(self.task.metric, [Epoch.of(epoch) for epoch in saved["history"]])
         if not same(drawn["start"], self.generators.start):

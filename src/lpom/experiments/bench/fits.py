@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lpom.experiments.bench.contest import Row, contest, rates
 from lpom.networks.mlp import mlp
-from lpom.training.signature import Signature
-from lpom.training.sources import Arrays, Loader, Source
-from lpom.training.tasks import Task
+from lpom.training.data import Arrays, Loader, Source
+from lpom.training.interface import Interface
+from lpom.training.task import Task
 
 #: Tables by name: rows, columns, classes, share of numbers that are not zero.
 TABLES = {
@@ -126,14 +126,14 @@ def data(*, name: str = "20,000 x 50", batch_size: int = 100, rounds: int = 10) 
     X, y = table(name)
     X = X.astype("float32")
     model = mlp((X.shape[1], 10, int(y.max()) + 1), seed=0)
-    task, takes = Task.infer(y, int(y.max()) + 1), Signature.of(model, X)
+    task, interface = Task.infer(y, int(y.max()) + 1), Interface.of(model, X)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.npy"
         np.save(path, X)
 
         def arrays(rows: Any) -> Source:
             generator = torch.Generator().manual_seed(0)
-            return Arrays(rows, y, task, takes, batch_size=batch_size, generator=generator)
+            return Arrays(rows, y, task, interface, batch_size=batch_size, generator=generator)
 
         together = TensorDataset(torch.as_tensor(X), torch.as_tensor(y))
         loader = DataLoader(together, batch_size=batch_size, shuffle=True)
@@ -141,7 +141,7 @@ def data(*, name: str = "20,000 x 50", batch_size: int = 100, rounds: int = 10) 
             "array": arrays(X),
             "memory map": arrays(np.load(path, mmap_mode="r")),
             "sparse rows": arrays(sparse.csr_matrix(np.where(X > 1, X, 0))),
-            "DataLoader": Loader(loader, takes, task),
+            "DataLoader": Loader(loader).of(interface, task),
         }
         turns = {kind: _reads(source) for kind, source in sources.items()}
         timed = contest(f"{name}, batch {batch_size}", turns, rounds=rounds, unit="s", per=1.0)

@@ -30,7 +30,7 @@ from lpom.methods.lpom import LPOMState
 from lpom.parallel import Parallel, Pipeline, Ranks
 from lpom.parallel.stages import Plan, Stage, crossing, cut, plan
 from lpom.training.fit import keep_freed_memory
-from lpom.training.signature import Signature
+from lpom.training.interface import Interface
 
 MICRO_BATCHES = 4
 #: Each rank has the whole network, and batches of its own: what the cores are good for.
@@ -164,11 +164,11 @@ _CPU = torch.device("cpu")
 
 def _problem(model: nn.Module, X: Tensor, y: Tensor | None) -> tuple[Problem, Batch]:
     model = copy.deepcopy(model).train()
-    takes = Signature.of(model, X)
+    interface = Interface.of(model, X)
     loss = losses.get("cross-entropy")
     labels = torch.zeros(len(X), dtype=torch.long) if y is None else y
-    target = loss.encode(labels, takes.n_outputs, takes.n_outputs)
-    return Problem.on(takes.graph, loss, model), Batch(takes.inputs(X), target)
+    target = loss.encode(labels, interface.n_outputs, interface.n_outputs)
+    return Problem(model, loss, interface.example), Batch(interface.inputs(X), target)
 
 
 def _alone(model: nn.Module, X: Tensor, y: Tensor, threads: int = 1) -> Steps:

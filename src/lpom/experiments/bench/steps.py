@@ -24,8 +24,8 @@ from lpom.states import Sweeps
 from lpom.weights.exact import Exact
 from lpom.networks.mlp import mlp
 from lpom.training.compiling import Step, compiled
+from lpom.training.interface import Interface
 from lpom.training.precision import Bfloat16
-from lpom.training.signature import Signature
 
 #: Ways to make a step, by the name they have in a table.
 CONTESTANTS: dict[str, Method[Any] | str] = {
@@ -72,11 +72,11 @@ class Runner:
         model = copy.deepcopy(net.model).train()
         generator = torch.Generator().manual_seed(seed)
         rows = torch.rand(batch_size, *net.shape, generator=generator)
-        takes = Signature.of(model, rows)
+        takes = Interface.of(model, rows)
         if takes.indices:  # an embedding's, of as many characters as there are outputs
             rows = (rows * takes.n_outputs).floor()
         loss = losses.get("cross-entropy")
-        self.problem = Problem.on(takes.graph, loss, model)
+        self.problem = Problem(model, loss, takes.example)
         said = (batch_size, takes.n_steps) if takes.n_steps else (batch_size,)
         labels = torch.randint(takes.n_outputs, said, generator=generator)
         target = loss.encode(labels.flatten(), takes.n_outputs, takes.n_outputs)

@@ -8,8 +8,8 @@ import torch
 from sklearn.metrics import accuracy_score, r2_score
 
 from lpom import activations
-from lpom.training.measuring import Score
-from lpom.training.tasks import Task
+from lpom.training.score import Score
+from lpom.training.task import Task
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lpom.methods import Problem
 from lpom.modes import evaluating
+from lpom.training.data import Source
 from lpom.training.randomness import Generators
-from lpom.training.sources import Source
-from lpom.training.tasks import Task
+from lpom.training.task import Task
 
 #: A multiple of the numbers that any processor works on at once.
 _LANES = 64
@@ -36,6 +37,9 @@ class Score:
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         """Count a batch: with those before it once they are many, or when somebody asks."""
         if not len(outputs):  # all rows of this batch are other processes'
+            return
+        if self.task.by_function:
+            self._add_by_function(outputs, target, weight)
             return
         self._waiting.append((outputs, target, weight))
         self._numbers += outputs.numel()
@@ -84,16 +88,31 @@ class Score:
         self._high = torch.maximum(self._high, high) if self._high is not None else high
         self._count("loss", losses[:rows], weight, parts)
         if self.task.kind == "numbers":
-            outputs, target = outputs.double(), target.double()  # squares of large numbers
-            self._count("error", (outputs - target).square(), weight, parts)
-            self._count("first", target, weight, parts)
-            self._count("second", target.square(), weight, parts)
+            # squares of large numbers
+            self._add_squares(outputs.double(), target.double(), weight, parts)
         else:
-            right = self.task.decide(outputs) == self.task.truth(target)
-            if right.ndim > 1:
-                right = right.reshape(rows, -1).all(1)
             # whole numbers add up to the same in any order
+            right = self.task.right(outputs, target)
             self._count("right", right, weight, parts if weight is not None else [rows])
+
+    def _add_by_function(self, outputs: Tensor, target: Tensor, weight: Tensor | None) -> None:
+        """Count a batch whose loss is a function of the batch as it stands."""
+        rows = len(target)
+        self._rows += rows
+        self._count("weight", outputs.new_ones(rows) if weight is None else weight, None, [rows])
+        self._count("loss", self.task.loss.value(outputs, target), weight, [rows])
+        if self.task.kind == "numbers":
+            flat = outputs.reshape(rows, -1).double()
+            self._add_squares(flat, target.reshape(rows, -1).double(), weight, [rows])
+        elif self.task.kind == "classes":
+            self._count("right", self.task.right(outputs, target), weight, [rows])
+
+    def _add_squares(
+        self, outputs: Tensor, target: Tensor, weight: Tensor | None, parts: list[int]
+    ) -> None:
+        self._count("error", (outputs - target).square(), weight, parts)
+        self._count("first", target, weight, parts)
+        self._count("second", target.square(), weight, parts)
 
     def state_dict(self) -> dict[str, Any]:
         self._settle()
@@ -152,8 +171,13 @@ class Score:
 
     @property
     def score(self) -> float:
-        """Accuracy, or R2 averaged over outputs (1 for a constant output met exactly)."""
+        """Accuracy, or R2 averaged over outputs (1 for a constant output met exactly).
+
+        Of a task that has neither, the loss with its sign turned.
+        """
         self._settle()
+        if self.task.kind == "other":
+            return -self.loss
         sums, n = self._sums, self._sums["weight"]
         if "right" in sums:
             return float(sums["right"] / n)
@@ -173,11 +197,12 @@ def _filled_up(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, source: Source, task: Task) -> Score:
-    """Loss and score of a plain forward pass over all rows."""
-    measured = Score(task)
-    drawn = Generators(next(model.parameters()).device, source.generators)
-    with evaluating(model), drawn.untouched():
+def measure(problem: Problem, source: Source, task: Task, model: nn.Module | None = None) -> Score:
+    """Loss and score of a plain forward pass over all rows, of another model if one is given."""
+    measured, model = Score(task), problem.model if model is None else model
+    generators = Generators(next(model.parameters()).device, source.generators)
+    with evaluating(model), generators.untouched():
         for batch in source.in_order():
-            measured.add(model(batch.inputs), batch.target, batch.weight)
+            outputs = problem.outputs(batch.inputs, model)
+            measured.add(outputs, batch.target, batch.weight)
     return measured

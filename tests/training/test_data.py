@@ -10,16 +10,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom.experiments.memory import LiveTensors
-from lpom.training import sources
-from lpom.training.signature import Signature
-from lpom.training.sources import Arrays, check_inputs
-from lpom.training.tasks import Task
+from lpom.training import interface as room
+from lpom.training.data import Arrays
+from lpom.training.interface import Interface, check_inputs
+from lpom.training.task import Task
 
 N, WIDTH = 20_000, 50
 
 
 def source(X, y, dtype=torch.float32, **options):
-    takes = Signature.of(lpom.mlp([X.shape[1], 3], seed=0, dtype=dtype), X)
+    takes = Interface.of(lpom.mlp([X.shape[1], 3], seed=0, dtype=dtype), X)
     return Arrays(X, y, Task.infer(y, 3), takes, **options)
 
 
@@ -95,7 +95,7 @@ def test_a_model_learns_alike_from_a_map_and_from_memory(tmp_path):
 @pytest.mark.parametrize("row", [0, 130, 199])
 @pytest.mark.parametrize("kind", ["array", "tensor", "loader"])
 def test_numbers_are_checked_in_chunks_and_the_row_is_named(row, kind, monkeypatch):
-    monkeypatch.setattr(sources, "_CHUNK", 60)  # 30 rows of two
+    monkeypatch.setattr(room, "_CHUNK", 60)  # 30 rows of two
     for bad, sentence in (
         (np.nan, f"X holds NaN or infinity, first in row {row}"),
         (1e300, rf"up to 1e\+300, beyond the range .* float32, first in row {row}. Scale X"),
@@ -111,7 +111,7 @@ def test_numbers_are_checked_in_chunks_and_the_row_is_named(row, kind, monkeypat
                 lpom.fit(model, DataLoader(TensorDataset(X, y), batch_size=200), epochs=1)
             else:
                 lpom.fit(model, X, y, epochs=1)
-    wide = Signature.of(lpom.mlp([2, 3], seed=0, dtype=torch.float64), X)
+    wide = Interface.of(lpom.mlp([2, 3], seed=0, dtype=torch.float64), X)
     with pytest.warns(UserWarning, match=r"values up to 1e\+300"):
         assert check_inputs(X, wide).shape == (200, 2)
 
@@ -171,7 +171,7 @@ def test_odd_targets_and_weights_get_a_sentence(kind):
     ],
 )
 def test_odd_arrays_of_numbers_are_read(X):
-    found = check_inputs(X, Signature.of(lpom.mlp([2, 3], seed=0), X))
+    found = check_inputs(X, Interface.of(lpom.mlp([2, 3], seed=0), X))
     np.testing.assert_array_equal(np.asarray(found), np.asarray(X, dtype=np.float64))
 
 

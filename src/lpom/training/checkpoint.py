@@ -1,31 +1,33 @@
-"""Checkpoints: a run on disk, from which it goes on bit for bit.
+"""Checkpoints: a run on disk, from which it resumes bit for bit.
 
-A checkpoint is one safetensors file. Its tensors are those of ``Trainer.state_dict()``, and all
-else stands as JSON among its metadata; its name ends with the checksum of all its bytes.
+A checkpoint is what ``torch.save`` writes of ``Trainer.state_dict()``: tensors, plain values, lists
+and dictionaries. Its name ends with the checksum of its bytes, and it is read with
+``weights_only=True``, so that no file can run code.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import math
+import io
 import os
+import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import safetensors.torch
-from safetensors import SafetensorError
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from lpom.checks import check_number
 from lpom.exceptions import CheckpointError, warn
 from lpom.files import check_writable, remove_parts, write_atomically
-from lpom.training.signals import Signals
+from lpom.methods import Method, State
+from lpom.methods.optimizers import SCHEDULED, OptimizerState
+from lpom.training.callbacks import Signals
 
-_FORMAT = "lpom-run-1"
 _LOCK = "lock"
 
 
@@ -89,7 +91,7 @@ class RunFolder:
 
     def files(self) -> list[Path]:
         """All checkpoints, the latest first."""
-        return sorted(self.folder.glob("*-*.safetensors"), reverse=True)
+        return sorted(self.folder.glob("*-*.pt"), reverse=True)
 
     def newest(self) -> dict[str, Any] | None:
         """The latest checkpoint that is whole; None if there has never been one."""
@@ -125,7 +127,7 @@ class RunFolder:
         kept = self.files()
         number = int(kept[0].name.partition("-")[0]) + 1 if kept else 1
         content = encode(run)
-        path = self.folder / f"{number:08d}-{_checksum(content)}.safetensors"
+        path = self.folder / f"{number:08d}-{checksum(content)}.pt"
         try:
             write_atomically(path, content)
         except OSError as error:
@@ -177,82 +179,45 @@ def read(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"{path} can't be read ({error.strerror}).") from error
-    if _checksum(content) != path.stem.partition("-")[2]:
+    if checksum(content) != path.stem.partition("-")[2]:
         raise CheckpointError(f"{path} is damaged: it does not have the checksum in its name.")
     try:
         return decode(content)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except Exception as error:  # whatever torch says of a file that is not one of its own
         raise CheckpointError(f"{path} is not a checkpoint of this version ({error}).") from error
 
 
-def encode(run: dict[str, Any]) -> bytes:
-    """Tensors and plain values, nested in lists and dictionaries, as one safetensors file."""
-    tensors: dict[str, Tensor] = {}
-    names: dict[Any, str] = {}
-    storages: set[int] = set()
-
-    def plain(value: Any) -> Any:
-        match value:
-            case None | bool() | int() | str():
-                return value
-            case float():
-                return value if math.isfinite(value) else {"$float": str(value)}
-            case Tensor():
-                return tensor(value)
-            case dict():
-                return {str(name): plain(inner) for name, inner in value.items()}
-            case list() | tuple():
-                return [plain(inner) for inner in value]
-        raise TypeError(
-            f"a checkpoint holds tensors and plain values, got {type(value).__name__}: {value!r}."
-        )
-
-    def tensor(value: Tensor) -> dict[str, Any]:
-        # products round otherwise in another layout: the order of dimensions in memory is kept
-        order = sorted(range(value.ndim), key=lambda d: -value.stride()[d])
-        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
-        if key not in names:
-            names[key] = str(len(names))
-            tensors[names[key]] = own(value.detach().permute(order).contiguous().cpu())
-        return {"$tensor": names[key], "order": order}
-
-    def own(value: Tensor) -> Tensor:
-        # safetensors writes nothing that shares its memory
-        storage = value.untyped_storage()
-        shared = storage.data_ptr() in storages or storage.nbytes() != value.nbytes
-        storages.add(storage.data_ptr())
-        return value.clone() if shared else value
-
-    text = json.dumps(plain(run), allow_nan=False)
-    return safetensors.torch.save(tensors, {"format": _FORMAT, "run": text})
-
-
 def decode(content: bytes) -> dict[str, Any]:
-    """What :func:`encode` was given; tuples are lists, and keys texts."""
-    tensors = safetensors.torch.load(content)
-    length = int.from_bytes(content[:8], "little")
-    metadata = json.loads(content[8 : 8 + length])["__metadata__"]
-    if metadata["format"] != _FORMAT:
-        raise ValueError(f"its format is {metadata['format']!r}, expected {_FORMAT!r}")
-
-    def full(value: Any) -> Any:
-        match value:
-            case {"$float": text}:
-                return float(text)
-            case {"$tensor": name, "order": order}:
-                back = sorted(range(len(order)), key=order.__getitem__)
-                return tensors[name].clone().permute(back)  # into memory of torch's own alignment
-            case dict():
-                return {name: full(inner) for name, inner in value.items()}
-            case list():
-                return [full(inner) for inner in value]
-        return value
-
-    run: dict[str, Any] = full(json.loads(metadata["run"]))
+    """What :func:`encode` was given."""
+    run: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     return run
 
 
-def _checksum(content: bytes) -> str:
+def encode(run: dict[str, Any]) -> bytes:
+    """Tensors and plain values, nested in lists and dictionaries, as ``torch.save`` writes them."""
+    buffer = io.BytesIO()
+    torch.save(_writable(run), buffer)
+    return buffer.getvalue()
+
+
+def _writable(value: Any) -> Any:
+    """The same, checked; a tensor that is part of a larger memory is copied out of it."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            value = value.detach()
+            return value if value.untyped_storage().nbytes() == value.nbytes else value.clone()
+        case dict():
+            return {name: _writable(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_writable(inner) for inner in value]
+    raise TypeError(
+        f"a checkpoint holds tensors and plain values, got {type(value).__name__}: {value!r}."
+    )
+
+
+def checksum(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
@@ -262,3 +227,67 @@ def _lock(file: IO[bytes]) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+# Weights and settings of a run as plain values: copied, put back, compared
+
+
+def settings_of(method: Method[Any]) -> str:
+    """The method and all its settings, the same in every process."""
+    return re.sub(r" at 0x[0-9a-f]+", "", f"{method.name}({method.get_params()})")
+
+
+def optimizer_of(state: State) -> list[str]:
+    """The optimiser's own settings, which a function that makes it does not tell."""
+    if not isinstance(state, OptimizerState) or state.optimizer is None:
+        return []
+    optimizer, found = state.optimizer, []
+    for group in optimizer.param_groups:
+        known = group | {"lr": group.get("initial_lr", group["lr"])}  # before any schedule
+        if state.scheduler is not None:
+            known = {k: v for k, v in known.items() if k not in SCHEDULED}
+        plain = {k: v for k, v in known.items() if isinstance(v, int | float | str | tuple)}
+        found.append(f"{type(optimizer).__name__}({plain})")
+    return found
+
+
+def check_agreement(before: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise and say what differs, unless one run can go on from the other."""
+    differing = [name for name in now if before.get(name) != now[name]]
+    if differing:
+        listed = "; ".join(
+            f"{name} {before.get(name)} there, {now[name]} here" for name in differing
+        )
+        raise ValueError(f"this is not the run that was begun: {listed}.")
+
+
+def copied(value: Any, device: torch.device) -> Any:
+    """Copies of all tensors, on this device but for the bytes of generators."""
+    match value:
+        case Tensor():
+            place = torch.device("cpu") if value.dtype == torch.uint8 else device
+            return value.detach().to(place, copy=True)
+        case dict():
+            return {name: copied(inner, device) for name, inner in value.items()}
+        case list() | tuple():
+            return [copied(inner, device) for inner in value]
+    return value
+
+
+def named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters and buffers, those too that ``state_dict`` leaves out."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        yield name, tensor.detach()
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in named_tensors(model)}
+
+
+def put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, tensor in named_tensors(model):
+        tensor.copy_(weights[name])
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

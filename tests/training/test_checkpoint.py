@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
 from lpom import LPOM, Adaptive, Checkpoint, CheckpointError, EarlyStopping
 from lpom.methods import Adam, Method, State
-from lpom.training import checkpoints
-from lpom.training.checkpoints import RunFolder, decode, encode, read
+from lpom.training import checkpoint as room
+from lpom.training.checkpoint import RunFolder, decode, encode, read
 
 
 def net():
@@ -73,17 +72,16 @@ def test_a_state_that_can_not_be_written_is_found_before_training(blobs, tmp_pat
     )
 
 
-def test_the_file_is_a_safetensors_file_with_its_checksum_in_its_name(blobs, tmp_path):
+def test_the_file_is_one_of_torch_with_its_checksum_in_its_name(blobs, tmp_path):
     model = net()
     fitted(tmp_path, blobs, model)
-    (path,) = tmp_path.glob("*.safetensors")
-    with safe_open(path, "pt") as file:
-        assert file.metadata()["format"] == "lpom-run-1"
+    (path,) = tmp_path.glob("*.pt")
     run = read(path)
+    assert same(torch.load(path, weights_only=True), run)
     assert torch.equal(run["model"]["0.weight"], model[0].weight.detach())
     assert run["status"] == "finished" and len(run["history"]) == 4
     with pytest.raises(CheckpointError, match="does not have the checksum"):
-        read(path.rename(path.with_name("00000001-0123.safetensors")))
+        read(path.rename(path.with_name("00000001-0123.pt")))
 
 
 def test_a_finished_run_gives_its_result_again(blobs, tmp_path, monkeypatch):
@@ -116,12 +114,12 @@ def test_checkpoints_are_written_when_they_are_due(name, blobs, tmp_path, monkey
     monkeypatch.setattr(RunFolder, "write", lambda *a: written.append(a) or write(*a))
     fitted(Checkpoint(tmp_path, keep=3, **settings), blobs)
     assert len(written) == expected
-    assert len(list(tmp_path.glob("*.safetensors"))) == min(3, expected)
+    assert len(list(tmp_path.glob("*.pt"))) == min(3, expected)
 
 
 def test_minutes_are_counted_from_the_last_one(tmp_path, monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(checkpoints.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
     with RunFolder(Checkpoint(tmp_path, every_minutes=2)) as folder:
         for seconds, due in ((60, False), (60, True), (119, False), (1, True)):
             now[0] += seconds
@@ -189,7 +187,7 @@ def test_functions_among_the_settings_are_the_same_in_another_process(blobs, tmp
         return torch.optim.SGD(parameters, lr=0.1)
 
     fitted(tmp_path, blobs, method=LPOM(weights=Adaptive(factory)))
-    (path,) = tmp_path.glob("*.safetensors")
+    (path,) = tmp_path.glob("*.pt")
     assert "factory" in read(path)["run"]["method"] and "0x" not in read(path)["run"]["method"]
 
 
