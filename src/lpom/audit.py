@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from lpom import attention, recurrent
 from lpom.bending import WHOLE
-from lpom.rule import Jump, Norm, Pointwise, ReLU, Rows, Softmax
+from lpom.rule import Device, Jump, Norm, Pointwise, ReLU, Rows, Softmax
 
 #: Operations that are affine in each tensor, or once a choice (of a maximum, a mask) is given.
 _EDGES = frozenset(
@@ -40,7 +40,8 @@ _LOSSES = frozenset(
     "CtcLoss L1Loss".split()
 )
 #: The rule's own.
-_OURS = (Pointwise, ReLU, Jump, Rows, Softmax, Norm, attention.Attention, *recurrent.FUNCTIONS)
+_RULES = (Pointwise, ReLU, Device, Jump, Rows, Softmax, Norm)
+_OURS = (*_RULES, attention.Attention, *recurrent.FUNCTIONS)
 
 
 def audit(outputs: Any) -> dict[str, str]:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lpom import activations, attention, recurrent
-from lpom.rule import Jump, Norm, Pointwise, Rows, Softmax
+from lpom.rule import Device, Jump, Norm, Pointwise, Rows, Softmax
 
 if TYPE_CHECKING:
     from lpom.lifting import Lifting
@@ -38,6 +38,8 @@ def ours(mode: Lifting, activation: Any, z: Tensor) -> Any:
     if not z.requires_grad or isinstance(activation, activations.Identity):
         return activation.phi(z)
     name, call = activation.name, (z,)
+    if activation.measured:
+        return _by(Device, z, activation, mode.rule_for(name, "elementwise"))
     if activation.jumps:
         return _by(Jump, z, activation, mode.rule_for(name, "jump"))
     if isinstance(activation, activations.ReLU):

@@ -48,6 +48,14 @@ class LostRankError(LPOMError, RuntimeError):
     """A process of a parallel run has ended or does not answer."""
 
 
+class DeviceError(LPOMError, RuntimeError):
+    """A device that an activation is read from has failed, or its budget is spent."""
+
+
+class DeviceWarning(UserWarning):
+    """A device that an activation is read from does not behave as before."""
+
+
 class ConvergenceWarning(UserWarning):
     """Training or an inner iteration stopped before it converged."""
 

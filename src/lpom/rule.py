@@ -64,6 +64,11 @@ class Rule(ABC):
         The entries of a row are coupled, so a row moves along its gradient and has one weight.
         """
 
+    def device(self, activation: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        """The answer of a device, which knows its noise and so how far to move; x was read."""
+        d = activation.displacement(z, x)
+        return _held(g, d, activation.sides).answer(activation.phi, z, x)
+
     @abstractmethod
     def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
         """The answer of an activation that jumps."""
@@ -101,9 +106,7 @@ class Displacement(Rule, Settings):
         d = self.size * spread(z)
         if room is not None:
             d = torch.minimum(d, self.size * room).clamp_min(torch.finfo(z.dtype).tiny ** 0.5)
-        if self.sides == 2:
-            return Move(d, g / (2 * d), 2)
-        return Move(d * g.sign(), g.abs() / d, 1)
+        return _held(g, d, self.sides)
 
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
         tiny = torch.finfo(g.dtype).tiny ** 0.75
@@ -137,8 +140,18 @@ class Weight(Rule, Settings):
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
         return Move(g / self.mu, self.mu, 1)
 
+    def device(self, activation: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
+        return self.elementwise(z, g).answer(activation.phi, z, x)
+
     def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
         return self.elementwise(z, g).answer(activation.smoothed(self.window).phi, z)
+
+
+def _held(g: Tensor, d: Tensor, sides: int) -> Move:
+    """Elements move by d, to both sides or against their gradient."""
+    if sides == 2:
+        return Move(d, g / (2 * d), 2)
+    return Move(d * g.sign(), g.abs() / d, 1)
 
 
 def spread(z: Tensor, most: float = 1.0) -> Tensor:
@@ -226,8 +239,26 @@ class ReLU(torch.autograd.Function):
         return answer.to(kept.dtype), None
 
 
+class Device(torch.autograd.Function):
+    """An activation that is read from a device; the value on the way forward is read once."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, activation: Any, rule: Rule) -> Tensor:
+        x: Tensor = activation.phi(z)
+        ctx.save_for_backward(z, x)
+        ctx.activation, ctx.rule = activation, rule
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        kept, x = ctx.saved_tensors
+        z = widened(kept)
+        answer = ctx.rule.device(ctx.activation, z, x.to(z.dtype), g.to(z.dtype))
+        return answer.to(kept.dtype), None, None
+
+
 class Jump(torch.autograd.Function):
-    """An activation of ours that jumps, or one that knows how it is to be read."""
+    """An activation of ours that jumps."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, activation: Any, rule: Rule) -> Tensor:

@@ -22,6 +22,7 @@ from lpom.activations.known import (
     names,
     vector_names,
 )
+from lpom.activations.measured import Measured, calibrated, measured
 from lpom.activations.numerical import Raised, split
 from lpom.activations.scalar import (
     CELU,
@@ -83,6 +84,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "LogSigmoid",
+    "Measured",
     "Mish",
     "OneHot",
     "RMSNorm",
@@ -107,6 +109,7 @@ __all__ = [
     "TopK",
     "UNSUPPORTED",
     "apply",
+    "calibrated",
     "call_names",
     "examples",
     "from_call",
@@ -115,6 +118,7 @@ __all__ = [
     "from_table",
     "get",
     "is_activation",
+    "measured",
     "names",
     "split",
     "vector_names",

@@ -47,6 +47,9 @@ class Activation(ABC):
     slope_bound : float
         Smallest :math:`c \ge 0` such that :math:`\phi(z) + c z` is monotone: 0 if
         :math:`\phi` itself is.
+    measured : bool
+        Whether the rule asks it how far from z it is to be read, see `displacement`, and from how
+        many ``sides``; the value on the way forward is then read once.
     module : type or None
         Torch's class of it, which takes the same parameters.
     lower, upper : float
@@ -58,6 +61,8 @@ class Activation(ABC):
     formula: str = ""
     elementwise: bool = True
     slope_bound: float = 0.0
+    measured: bool = False
+    sides: int = 2
     module: ClassVar[type[nn.Module] | None] = None
     subtracts: ClassVar[bool] = False
 
@@ -131,6 +136,10 @@ class Activation(ABC):
     def difference(self, z: Tensor, d: Tensor | float) -> Tensor:
         """``phi(z + d) - phi(z - d)``."""
         return self._response(z + d, torch.as_tensor(2 * d, dtype=z.dtype, device=z.device))
+
+    def displacement(self, z: Tensor, x: Tensor) -> Tensor:
+        """How far from ``z`` the rule is to read phi, where ``x = phi(z)`` was read."""
+        raise NotImplementedError(f"{self.name} leaves that to the rule.")
 
     def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
         """``strength * response(z, g / strength)``."""

@@ -327,9 +327,9 @@ def _checked_call(phi: Function, z: Tensor, name: str) -> Tensor:
     return x
 
 
-def refuse_to_save(name: str) -> NoReturn:
+def refuse_to_save(name: str, advice: str = "") -> NoReturn:
     """Raise: a function of the user's own has no parameters that a file could hold."""
     raise TypeError(
-        f"the activation {name!r} was made of a function and cannot be saved by name; save the "
-        "weights and build the network again with the same function."
+        f"the activation {name!r} was made of a function and cannot be saved by name. "
+        + (advice or "Save the weights and build the network again with the same function.")
     )

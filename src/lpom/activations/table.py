@@ -28,8 +28,8 @@ class Table(Activation):
     :math:`s_k`, and :math:`\Phi^*(x) = x p - \Phi(p)` at any :math:`p` with
     :math:`\phi(p) = x`.
 
-    ``noise`` is the standard deviation of a reading, where the values are readings: the smallest
-    displacement that a rule should take follows from it.
+    ``noise`` is the standard deviation of a value, where values are readings: the displacement
+    that the rule reads it at follows from it.
     """
 
     z: Numbers
@@ -61,6 +61,13 @@ class Table(Activation):
                 )
         if self.lower == self.upper:
             raise ValueError(f"values of a table must differ, got {self.lower:g} for all of them.")
+
+    @property
+    def measured(self) -> bool:  # type: ignore[override]
+        return self.noise > 0
+
+    def displacement(self, z: Tensor, x: Tensor) -> Tensor:
+        return noisy_displacement(z, x, torch.as_tensor(self.noise), self.dim)
 
     @cached_property
     def _rows(self) -> np.ndarray[Any, Any]:
@@ -161,6 +168,19 @@ def from_table(z: Any, values: Any, *, noise: float = 0.0, dim: int = -1) -> Act
     tensor([[0.5000, 2.0000]])
     """
     return Table(_listed("z", z), _listed("values", values), noise, dim)
+
+
+def noisy_displacement(z: Tensor, x: Tensor, noise: Tensor, dim: int) -> Tensor:
+    r""":math:`s_z (\sigma / s_x)^{1/3}`, at least 0.01 and at most 1 in units of z's spread.
+
+    There the noise of a difference and its bias together are least, see `measured`. It is never
+    above 1 in the units of the function's own argument.
+    """
+    units = z.shape[dim] if noise.numel() > 1 else 1
+    rows = x.movedim(dim, -1).reshape(-1, units)
+    share = noise.to(x) / rows.std(0).clamp(min=1e-30)
+    size = share.pow(1 / 3).clamp(0.01, 1) * z.std().clamp(max=1)
+    return size if units == 1 else size.reshape(-1, *[1] * (z.ndim - 1 - dim % z.ndim))
 
 
 def _listed(name: str, numbers: Any) -> tuple[Any, ...]:
