@@ -139,6 +139,7 @@ def _elementwise(mode: Lifting, func: Any, name: str, args: Any, kwargs: Any) ->
     kwargs = {k: v for k, v in kwargs.items() if k not in ("inplace", "out")}
     target = args[0]
     if in_place:
+        mode.spare(target)
         func = _FUNCTIONS.get(bare, func)
         args = (target.clone(), *args[1:])
     elif bare == "rpow":

@@ -280,6 +280,7 @@ class Lifting(TorchFunctionMode):
         self.lifted: dict[str, int] = {}
         self.modules: list[str] = []
         self.rectified: dict[int, _Rectified] = {}  # by where relu(z) lies in memory
+        self.saved: dict[int, list[weakref.ref[_Saved]]] = {}  # by their memory
         self.hooks = None if torch.compiler.is_compiling() else _saving_hooks()
 
     def __torch_function__(
@@ -288,7 +289,10 @@ class Lifting(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is apply:
             return ours(self, *args)
-        known = KNOWN.get(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        if self.saved and _writes(name, args, kwargs):
+            self.spare(kwargs.get("out", args[0] if args else None))
+        known = KNOWN.get(name)
         if known is None:
             written = OPENED.get(func)
             if written is not None and _differentiates(args, kwargs):
@@ -304,9 +308,11 @@ class Lifting(TorchFunctionMode):
 
     @contextmanager
     def sparing(self) -> Iterator[None]:
-        """Keep z alone of a rectifier, for which autograd would keep z and relu(z).
+        """Look after what autograd saves for the way back.
 
-        Whoever saves ``relu(z)`` for the way back is given it anew there.
+        Of a rectifier z alone is kept: whoever saves ``relu(z)`` is given it anew. And what is
+        saved may be written over in place, as it may after functions of which torch saves the
+        result alone, and the rule the argument: `spare` copies it then.
         """
         if self.hooks is not None:  # somebody else's: they stay in charge
             yield
@@ -318,18 +324,12 @@ class Lifting(TorchFunctionMode):
                 x = found.x()  # while it lives nobody else has its memory
                 if x is not None and x._version == found.version and _alike(x, saved):
                     return found
-            return saved, saved._version
+            return self._keep(saved)
 
         def unpack(packed: Any) -> Tensor:
             if isinstance(packed, _Rectified):
-                return packed.z.relu()
-            saved, version = packed
-            if saved._version != version:
-                raise RuntimeError(
-                    f"a tensor of shape {tuple(saved.shape)} that the way back needs was written "
-                    "over in place after it was used; write to a new tensor."
-                )
-            kept: Tensor = saved
+                return packed.z.value().relu()
+            kept: Tensor = packed.value()
             return kept
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
@@ -338,8 +338,24 @@ class Lifting(TorchFunctionMode):
     def rectify(self, z: Tensor, rule: Rule) -> Tensor:
         x: Tensor = ReLU.apply(z, rule)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
-            self.rectified[x.data_ptr()] = _Rectified(z.detach(), weakref.ref(x), x._version)
+            kept = self._keep(z.detach())
+            self.rectified[x.data_ptr()] = _Rectified(kept, weakref.ref(x), x._version)
         return x
+
+    def _keep(self, tensor: Tensor) -> _Saved:
+        saved = _Saved(tensor, tensor._version)
+        self.saved.setdefault(_memory(tensor), []).append(weakref.ref(saved))
+        return saved
+
+    def spare(self, target: Any) -> None:
+        """Copy what autograd has saved of a tensor that is about to be written over."""
+        if not isinstance(target, Tensor):
+            return
+        for reference in self.saved.pop(_memory(target), ()):
+            saved = reference()
+            if saved is not None and saved.tensor._version == saved.version:
+                saved.tensor = saved.tensor.detach().clone()
+                saved.version = saved.tensor._version
 
     def rule_for(self, name: str, kind: str) -> Rule:
         """The rule of a function, which is counted."""
@@ -350,10 +366,48 @@ class Lifting(TorchFunctionMode):
         return self.rule if self.plan is None else self.plan.rule_of(name, kind, *self.modules[-1:])
 
 
+class _Saved:
+    """A tensor that the way back needs, as it is now."""
+
+    __slots__ = ("__weakref__", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, version: int) -> None:
+        self.tensor, self.version = tensor, version
+
+    def value(self) -> Tensor:
+        if self.tensor._version != self.version:
+            raise RuntimeError(
+                f"a tensor of shape {tuple(self.tensor.shape)} that the way back needs was written "
+                "over in place after it was used; write to a new tensor."
+            )
+        return self.tensor
+
+
+def _memory(tensor: Tensor) -> int:
+    if tensor.layout != torch.strided:
+        return 0
+    return tensor.untyped_storage().data_ptr()
+
+
+def _writes(name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of torch writes over its first argument or ``out``."""
+    if name[-1:] == "_":
+        return not name.startswith("__") or name in _WRITING
+    if "inplace" in kwargs or "out" in kwargs:
+        return bool(kwargs.get("inplace")) or kwargs.get("out") is not None
+    return len(args) > 3 and args[3] is True and name.endswith("dropout")
+
+
+_WRITING = frozenset(
+    f"__{name}__"
+    for name in "setitem iadd isub imul itruediv ifloordiv imod ipow imatmul iand ior ixor".split()
+)
+
+
 class _Rectified(NamedTuple):
     """``x = relu(z)``, to be computed again when it is needed."""
 
-    z: Tensor
+    z: _Saved
     x: weakref.ref[Tensor]
     version: int
 
