@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from lpom import activations
-from lpom.activations import Activation, Identity
+from lpom.activations import Activation, Identity, split
 from lpom.exceptions import UntrainableError
-from lpom.graph.edges import Edge, Step
-from lpom.graph.lengths import steps_but_last
+from lpom.graph.edges import Attribute, Edge, Method, Step, out_of_place
 from lpom.graph.network import Graph, Node
 from lpom.graph.operations import (
     AFFINE,
     CONSTANTS,
-    ORDERLESS,
     PRODUCTS,
     QUOTIENTS,
     SHAPES,
@@ -30,8 +28,7 @@ from lpom.graph.operations import (
     is_computed,
     module_name,
 )
-from lpom.graph.scans import Layer
-from lpom.graph.tracing import leave_out_unused, traced, unwrapped
+from lpom.graph.tracing import traced, unwrapped
 
 
 def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
@@ -42,24 +39,17 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     the line of the model where it stands.
     """
     model = unwrapped(model)
-    graph = _Builder(model, *traced(model, example)).build(model)
-    return replace(graph, swept=_swept(model, example))
-
-
-def _swept(model: nn.Module, example: Tensor | None) -> Graph | None:
-    """The graph with recurrent layers whole; None where there are none or one has to be open."""
-    if not any(Layer.fits(module) for module in model.modules()):
-        return None
-    try:
-        builder = _Builder(model, *traced(model, example, whole=(nn.RNN, nn.LSTM, nn.GRU)))
-        return builder.build(model) if builder.close_layers() else None
-    except UntrainableError:  # what is made of a layer's parts can be told step by step alone
-        return None
+    return _Builder(model, *traced(model, example)).build(model)
 
 
 def lifted_identity(x: Tensor) -> Tensor:
     """Marks a value that is a state of its own although no activation stands there."""
     return x
+
+
+def raised_part(x: Tensor) -> Tensor:
+    """Marks the monotone part of an activation that turns back, which the builder knows."""
+    raise NotImplementedError
 
 
 @dataclass
@@ -85,12 +75,10 @@ class _Builder:
         self.root, self.traced, self.lines = root, traced, lines
         self.activations: dict[fx.Node, Activation] = {}
         self.values: dict[fx.Node, _Value] = {}
-        self.layers: dict[fx.Node, Layer] = {}
-        self.ordered = True
+        self.raised: dict[fx.Node, tuple[Activation, str]] = {}  # monotone parts, and their names
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
-        self._swap_pooling()
         self._pick_from_stacks()
         self._follow()
         self._mark_shared()
@@ -98,16 +86,12 @@ class _Builder:
         self._follow()  # with the marks
         states = [n for n in self.traced.nodes if n in self.activations]
         inputs = next(n for n in self.traced.nodes if n.op == "placeholder")
-        calls = {n for n in self.traced.nodes if n.op.startswith("call")}
-        self.ordered = any(self._name(n) not in ORDERLESS for n in calls - {*states})
         index = {inputs: 0} | {n: i for i, n in enumerate(states, start=1)}
         names = self._names(states)
         nodes = []
         for n in states:
             edge = self._edge(n.args[0] if n.args else n.kwargs["input"], index)
-            layer, there = self.layers.get(n), n.kwargs.get("there")
-            told = None if layer is None or there is None else self._edge(there, index)
-            nodes.append(Node(index[n], names[n], self.activations[n], edge, layer, told))
+            nodes.append(Node(index[n], names[n], self.activations[n], edge))
         if not any(node.parameters for node in nodes):
             raise UntrainableError(
                 f"{type(model).__name__} has no weights to train: its parameters, if any, do not "
@@ -149,24 +133,6 @@ class _Builder:
         self.lines[made] = self.lines.get(near, "")
         return made
 
-    def _swap_pooling(self) -> None:
-        """Max-pooling commutes with every non-decreasing function: put it below it."""
-        for pool in list(self.traced.nodes):
-            if "max_pool" not in self._name_or_nothing(pool):
-                continue
-            act = pool.args[0]
-            if not isinstance(act, fx.Node) or len(act.users) > 1 or not pool.users:
-                continue
-            activation = self._activation(act)
-            if activation is None or not activation.elementwise:
-                continue
-            z = act.args[0]
-            act.replace_all_uses_with(z)  # type: ignore[arg-type]
-            pool.append(act)  # after the pool
-            for user in [user for user in pool.users if user is not act]:
-                user.replace_input_with(pool, act)
-            act.args = (pool, *act.args[1:])
-
     def _pick_from_stacks(self) -> None:
         """``stack(steps, 1)[:, -1]`` is the last step: the others need not be looked at."""
         for pick in list(self.traced.nodes):
@@ -189,8 +155,10 @@ class _Builder:
 
     def _activation(self, node: fx.Node) -> Activation | None:
         """The activation that a call computes; raises for functions that can't be one."""
-        if node.target is lifted_identity or node in self.layers:
+        if node.target is lifted_identity:
             return Identity()
+        if node in self.raised:
+            return self.raised[node][0]
         try:
             if node.op == "call_module":
                 module = self._module(node)
@@ -207,73 +175,6 @@ class _Builder:
         except (ValueError, TypeError) as error:
             self._refuse(node, str(error))
         return None
-
-    def close_layers(self) -> bool:
-        """Let the calls of recurrent layers stand for their outputs, samples first.
-
-        False where one has to stay open.
-        """
-        for call in [n for n in self.traced.nodes if n.op == "call_module"]:
-            module = self._module(call)
-            if not isinstance(module, nn.RNNBase):
-                continue
-            if not Layer.fits(module) or any(arg is not None for arg in call.args[1:]):
-                return False
-            picks = self._picks(call, module)
-            if picks is None:
-                return False
-            outputs, ends = picks
-            with self.traced.inserting_after(call):
-                whole = call
-                if not module.batch_first:
-                    whole = self._call(call, torch.transpose, call, 0, 1)
-            if not module.batch_first:
-                with self.traced.inserting_before(call):
-                    call.args = (self._call(call, torch.transpose, call.args[0], 0, 1),)
-            for pick in outputs:
-                pick.replace_all_uses_with(whole)
-            for pick, direction in ends:
-                pick.replace_all_uses_with(self._end(pick, call, module, direction))
-            self.layers[call] = Layer(module)
-        leave_out_unused(self.traced)
-        return True
-
-    def _end(self, pick: fx.Node, call: fx.Node, module: nn.RNNBase, direction: int) -> fx.Node:
-        """Where the last layer ends in a direction: its last output, or its first."""
-        with self.traced.inserting_before(pick):
-            own, there, width = call, call.kwargs.get("there"), module.hidden_size
-            if module.bidirectional:
-                own = self._call(call, torch.narrow, call, 2, direction * width, width)
-            if direction or there is None:
-                return self._call(call, torch.select, own, 1, 0 if direction else -1)
-            others = self._call(call, steps_but_last, there)
-            return self._call(
-                call, torch.sum, self._call(call, torch.masked_fill, own, others, 0.0), 1
-            )
-
-    def _picks(
-        self, call: fx.Node, module: nn.RNNBase
-    ) -> tuple[list[fx.Node], list[tuple[fx.Node, int]]] | None:
-        """What is taken of a layer: its outputs, and what its last layer carries out, by direction.
-
-        None where anything else is taken.
-        """
-        parts = list(call.users)
-        if any(part.target is not operator.getitem for part in parts):
-            return None
-        ends = [part for part in parts if part.args[1] == 1]
-        if module.mode == "LSTM":
-            ends = [h for end in ends for h in end.users]
-            if any(h.target is not operator.getitem or h.args[1] != 0 for h in ends):
-                return None
-        n_directions = 1 + module.bidirectional
-        count, found = n_directions * module.num_layers, []
-        for pick in [pick for end in ends for pick in end.users]:
-            place = pick.args[1] if pick.target is operator.getitem else None
-            if not isinstance(place, int) or place % count < count - n_directions:
-                return None
-            found.append((pick, place % n_directions))
-        return [part for part in parts if part.args[1] == 0], found
 
     # what depends on what
 
@@ -311,6 +212,9 @@ class _Builder:
                 value.curved = name
             return value
         activation = self._activation(node)
+        if activation is not None and activation.slope_bound > 0:
+            self._split(node, activation)
+            return self.values[node]
         if activation is not None:
             self.activations[node] = activation
             return _Value(states=frozenset([node]), data=True)
@@ -324,6 +228,26 @@ class _Builder:
             value.curved = f"the weight of {node.target}, which is computed from other parameters"
         value.matrix = value.matrix or (name in WEIGHTED and value.weights)
         return value
+
+    def _split(self, node: fx.Node, activation: Activation) -> None:
+        r"""Make two states of a node whose phi turns back: :math:`\phi(z) = \phi_1(z) - c z`.
+
+        One is z itself, with the identity, the other :math:`\phi_1(z)`, which never decreases; who
+        read the value reads their difference, which is affine.
+        """
+        place = "input" if not node.args else 0
+        z: Any = node.kwargs["input"] if place else node.args[0]
+        c, part = split(activation)
+        with self.traced.inserting_before(node):
+            state = self._call(node, lifted_identity, z)
+            raised = self._call(node, raised_part, state)
+            difference = self._call(node, torch.sub, raised, state, alpha=c)
+        self.raised[raised] = part, self._label(node)
+        node.replace_all_uses_with(difference)
+        self.traced.erase_node(node)
+        for made in (state, raised, difference):
+            self.values[made] = self._call_value(made)
+        self.values[node] = self.values[difference]
 
     def _cut_factors(self, node: fx.Node, name: str) -> bool:
         """Make states of factors that need to be; True if any was made.
@@ -401,12 +325,15 @@ class _Builder:
 
     # what is made of it
 
+    def _label(self, node: fx.Node) -> str:
+        return str(node.target) if node.op == "call_module" else str(node.name)
+
     def _names(self, states: list[fx.Node]) -> dict[fx.Node, str]:
         """The activation module's own name where there is one, unique."""
         names: dict[fx.Node, str] = {}
         for n in states:
             named: Any = n.args[0] if n.target is lifted_identity and n.name != "output" else n
-            name = str(named.target) if named.op == "call_module" else str(named.name)
+            name = self.raised[n][1] if n in self.raised else self._label(named)
             taken = sum(other == name or other.startswith(f"{name}#") for other in names.values())
             names[n] = name if not taken else f"{name}#{taken + 1}"
         return names
@@ -434,7 +361,6 @@ class _Builder:
             multiplies=any(
                 sum(bool(self.values[a].states) for a in n.all_input_nodes) > 1 for n in products
             ),
-            ordered=self.ordered,
         )
 
     def _below(
@@ -459,11 +385,11 @@ class _Builder:
             live = any(self.values[n].live for n in node.all_input_nodes)
             switch = name if name in SWITCHES and (live or name != "amax") else ""
         if node.op == "get_attr":
-            return Step(node, _Attribute(self.root, str(node.target)), (), {})
+            return Step(node, Attribute(self.root, str(node.target)), (), {})
         if node.op == "call_module":
             return Step(node, self._module(node), node.args, node.kwargs, switch)
         if node.op == "call_method":
-            call = _Method(_out_of_place(str(node.target)))
+            call = Method(out_of_place(str(node.target)))
             return Step(node, call, node.args, node.kwargs, switch)
         assert callable(node.target)
         kwargs = {k: v for k, v in node.kwargs.items() if k != "inplace"}
@@ -505,35 +431,7 @@ class _Builder:
             ""
             if "instead" in reason or "use " in reason.lower()
             else (
-                " Leave it out, use an operation that is affine or an activation, or train the "
-                "model with lpom.lift(model) in a loop of your own."
+                " The default step of lpom.fit needs no graph and takes it; leave it out of what needs one."
             )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")
-
-
-def _out_of_place(name: str) -> str:
-    """The method that does the same to a copy; some, ``normal_`` say, have none."""
-    plain = name.removesuffix("_")
-    return name if name.endswith("__") or not hasattr(Tensor, plain) else plain
-
-
-@dataclass(frozen=True)
-class _Attribute:
-    """Reads a parameter or buffer of the model when it is needed."""
-
-    root: nn.Module
-    path: str
-
-    def __call__(self) -> Any:
-        return operator.attrgetter(self.path)(self.root)
-
-
-@dataclass(frozen=True)
-class _Method:
-    """Calls a method of a tensor by its name."""
-
-    name: str
-
-    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(x, self.name)(*args, **kwargs)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-
-from lpom.graph.programs import Program
 
 #: What the feed-forward pass of a batch chose, by the name of the step: masks, statistics, places.
 Switches = dict[str, Any]
@@ -33,16 +32,38 @@ class Step:
     def run(self, values: dict[fx.Node, Any], switches: Switches | None) -> Any:
         args = fx.node.map_arg(self.args, values.__getitem__)
         kwargs = fx.node.map_arg(self.kwargs, values.__getitem__) if self.kwargs else {}
+        if getattr(self.call, "inplace", False):  # states are not written over
+            args = (args[0].clone(), *args[1:])
         if self.switch and switches is not None:
             return _REPLAYS[self.switch](self, switches, *args, **kwargs)
         return self.call(*args, **kwargs)
 
-    def reading(self, others: Mapping[fx.Node, fx.Node]) -> Step:
-        """The same step; where it read one of these it reads what stands in its place."""
-        args, kwargs = fx.node.map_arg(
-            (self.args, dict(self.kwargs)), lambda node: others.get(node, node)
-        )
-        return replace(self, args=args, kwargs=kwargs)
+
+def out_of_place(name: str) -> str:
+    """The method that does the same to a copy; some, ``normal_`` say, have none."""
+    plain = name.removesuffix("_")
+    return name if name.endswith("__") or not hasattr(Tensor, plain) else plain
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """Reads a parameter or buffer of the model when it is needed."""
+
+    root: nn.Module
+    path: str
+
+    def __call__(self) -> Any:
+        return operator.attrgetter(self.path)(self.root)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Calls a method of a tensor by its name."""
+
+    name: str
+
+    def __call__(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(x, self.name)(*args, **kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +78,6 @@ class Edge:
     layer : the layer that is the whole edge, where one is: a Linear, a Conv2d
     obstacle : why it is not affine in each of its weights, empty if it is
     multiplies : whether it multiplies sources with each other: its norm depends on the batch
-    ordered : whether values must have the order in memory that torch gives them, since somewhere in
-        the network numbers are drawn in that order, or a view asks for it
     """
 
     sources: tuple[int, ...]
@@ -70,25 +89,11 @@ class Edge:
     layer: nn.Module | None = field(default=None, repr=False)
     obstacle: str = ""
     multiplies: bool = False
-    ordered: bool = True
 
     @cached_property
     def linear(self) -> nn.Linear | None:
         """The Linear layer that is the whole edge: a plain product, which needs no autograd."""
         return self.layer if isinstance(self.layer, nn.Linear) else None
-
-    @cached_property
-    def program_once(self) -> Program | None:
-        """Its operations with their adjoints, where all have one; else autograd carries it back.
-
-        It chooses anew (masks, statistics, places of maxima) whenever it runs forwards.
-        """
-        return Program.of(self)
-
-    @cached_property
-    def program(self) -> Program | None:
-        """The same for edges that are one affine map however often they run."""
-        return None if self.switches else self.program_once
 
     @property
     def affine(self) -> bool:
@@ -202,7 +207,7 @@ def _batch_norm(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs:
     module = step.call
     weight: Tensor | None
     bias: Tensor | None
-    if isinstance(module, nn.modules.batchnorm._BatchNorm | BatchNormOverRanks):
+    if isinstance(module, nn.modules.batchnorm._BatchNorm):
         weight, bias, eps = module.weight, module.bias, module.eps
         own = module.training or module.running_mean is None
     else:
@@ -215,78 +220,11 @@ def _batch_norm(step: Step, switches: Switches, x: Tensor, *args: Any, **kwargs:
 
     def choose() -> tuple[Tensor, Tensor]:
         step.call(x, *args, **kwargs)  # moves the running statistics, as torch's training does
-        if isinstance(module, BatchNormOverRanks):
-            mean, var, _ = module.statistics(x)
-        else:
-            var, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)
+        var, mean = torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0)
         return mean, var
 
     mean, var = _choose(switches, step, choose)
     return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps)
-
-
-class BatchNormOverRanks:
-    """A batch norm layer whose statistics are those of the rows of all ranks.
-
-    ``add`` adds a tensor up over them. The layer keeps its weights and running statistics.
-    """
-
-    def __init__(self, layer: nn.modules.batchnorm._BatchNorm, add: Callable[[Tensor], Tensor]):
-        self.layer, self.add = layer, add
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.layer, name)
-
-    def statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and variance of each channel, and from how many numbers of each they are."""
-        dims = [d for d in range(x.ndim) if d != 1]
-        count = self.add(x.new_tensor(float(x.numel() // x.shape[1])))
-        mean: Tensor = _Sum.apply(x.sum(dims), self.add) / count  # type: ignore[no-untyped-call]
-        centred = x - mean.view(1, -1, *[1] * (x.ndim - 2))
-        squares = centred.square().sum(dims)
-        var: Tensor = _Sum.apply(squares, self.add) / count  # type: ignore[no-untyped-call]
-        return mean, var, count
-
-    def __call__(self, x: Tensor) -> Tensor:
-        layer = self.layer
-        if not layer.training and layer.running_mean is not None:
-            normed: Tensor = layer(x)
-            return normed
-        mean, var, count = self.statistics(x)
-        if layer.training and layer.running_mean is not None:
-            self._follow(mean.detach(), var.detach() * count / (count - 1))
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        normed = (x - mean.view(shape)) * torch.rsqrt(var + layer.eps).view(shape)
-        if layer.weight is None:
-            return normed
-        return normed * layer.weight.view(shape) + layer.bias.view(shape)
-
-    @torch.no_grad()
-    def _follow(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics as the layer itself does."""
-        layer = self.layer
-        if layer.running_mean is None or layer.running_var is None:
-            return
-        assert layer.num_batches_tracked is not None  # it comes with the running statistics
-        layer.num_batches_tracked.add_(1)
-        share = layer.momentum
-        if share is None:
-            share = 1 / float(layer.num_batches_tracked)
-        layer.running_mean.lerp_(mean, share)
-        layer.running_var.lerp_(var, share)
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over all ranks. A change here is felt by all of them, so their gradients add up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.add = add
-        return add(x.clone())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.add(gradients[0].clone()), None
 
 
 _REPLAYS: dict[str, Callable[..., Tensor]] = {

@@ -80,5 +80,5 @@ def _refuse(node: fx.Node, lines: Mapping[fx.Node, str], reason: str) -> None:
     raise UntrainableError(
         f"{node.target if isinstance(node.target, str) else call_name(node.target)}"
         f"{f', {line},' if line else ''} can't be trained: {reason}. Write it without changing "
-        "tensors in place, or train the model with lpom.lift(model) in a loop of your own."
+        "tensors in place; the default step of lpom.fit needs no graph and takes it."
     )

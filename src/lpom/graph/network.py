@@ -12,33 +12,27 @@ from torch import Tensor, nn
 
 from lpom.activations import Activation
 from lpom.graph.edges import Edge, Switches
-from lpom.graph.scans import Layer
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     r"""``X[index] = activation.phi(Z)``, ``Z = edge(X[s] for s in edge.sources)``.
 
-    The data is ``X[0]``, so indices begin at one; sources have smaller ones. In `Graph.swept` a
-    whole recurrent ``layer`` may stand in place of the activation; which steps are ``there`` is
-    then told by the data.
+    The data is ``X[0]``, so indices begin at one; sources have smaller ones.
     """
 
     index: int
     name: str
     activation: Activation
     edge: Edge
-    layer: Layer | None = None
-    there: Edge | None = None
 
     @cached_property
     def sources(self) -> tuple[int, ...]:
         return self.edge.sources
 
-    @cached_property
+    @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The weights of its edge, and of its layer where it has one."""
-        return self.edge.parameters + (() if self.layer is None else self.layer.parameters)
+        return self.edge.parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +40,10 @@ class Graph:
     """All nodes in topological order, and which of them is the output.
 
     The graph owns nothing: weights and buffers belong to the module it was traced from.
-
-    ``swept``, where there is one, is the same network with each recurrent layer as one node: one
-    sweep down it, with one mu for all states, is one sweep down this graph.
     """
 
     nodes: tuple[Node, ...]
     output: int
-    swept: Graph | None = field(default=None, repr=False)
     _smoothed: dict[str, Any] = field(default_factory=dict, repr=False)  # the last that was asked
 
     def __len__(self) -> int:
@@ -97,22 +87,6 @@ class Graph:
             for parameter in node.edge.parameters:
                 found.setdefault(parameter, []).append(node)
         return found
-
-    @cached_property
-    def remembered(self) -> list[bool]:
-        """Whether carrying residuals back once needs the value of a state, by its index."""
-        found = [False] * (len(self) + 1)
-        for node in self:
-            program = node.edge.program_once
-            places = range(len(node.sources)) if program is None else program.valued
-            for k in places:
-                found[node.sources[k]] = True
-        return found
-
-    @cached_property
-    def ends(self) -> list[bool]:
-        """Whether autograd carries residuals back to a state, by its index, in a single sweep."""
-        return [any(node.edge.program_once is None for node in above) for above in self.consumers]
 
     @property
     def output_activation(self) -> Activation:

@@ -30,19 +30,13 @@ VIEWS = frozenset(
     "expand expand_as contiguous getitem select narrow chunk split tensor_split unbind identity "
     "dropout_off to float double type_as".split()
 )
-#: Views of a piece of the data; those of the second set give several at once.
-PIECES = frozenset("getitem select narrow".split())
+#: Views that are several pieces of the data.
 SPLITS = frozenset("chunk split tensor_split unbind".split())
 #: Affine once what the feed-forward pass chose is given: masks, statistics, places of maxima.
 SWITCHES = frozenset(
     "dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout feature_dropout "
     "batch_norm max_pool1d max_pool2d max_pool3d adaptive_max_pool1d adaptive_max_pool2d "
     "adaptive_max_pool3d amax".split()
-)
-#: Those that give the same numbers in whatever order in memory; others may draw, or ask for one.
-ORDERLESS = frozenset(
-    "conv2d linear batch_norm max_pool2d avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d add "
-    "radd sub mul rmul truediv cat mean flatten reshape size getattr getitem".split()
 )
 #: Affine in every tensor together.
 SUMS = frozenset(

@@ -9,24 +9,20 @@ import itertools
 import linecache
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils import rnn
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
 from lpom.graph.inplace import as_values
-from lpom.graph.lengths import FUNCTIONS, Packed, Ragged
 from lpom.graph.operations import SHAPES, call_name, module_name
-from lpom.graph.written import written_function, written_module
+from lpom.graph.proxies import ShapedProxy
+from lpom.graph.simpler import simpler_function, simpler_module
 from lpom.modes import evaluating, keeping_modes, training
 
 _HERE = str(Path(__file__).parent)
@@ -39,12 +35,12 @@ _DRAWN = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multin
 
 
 def traced(
-    model: nn.Module, example: Tensor | None = None, whole: Collection[type[nn.Module]] = ()
+    model: nn.Module, example: Tensor | None = None
 ) -> tuple[fx.Graph, dict[fx.Node, str]]:
     """All that the module does, before it is cut into states, and the line where each thing stands.
 
-    What does not reach the output is left out. Modules of the classes ``whole`` stay one call,
-    others are written out where `lpom.graph.written` says how.
+    What does not reach the output is left out; what is made of several activations is written out
+    as `lpom.graph.simpler` says.
     """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
@@ -68,11 +64,10 @@ def traced(
     inputs = _inputs(model)
     if len(inputs) > 1:
         raise UntrainableError(
-            f"the model takes {len(inputs)} inputs ({', '.join(inputs)}); give it one tensor, and "
-            "take it apart inside the model. Only to sequences their lengths may be added: "
-            "X = (x, lengths) for a model of these two."
+            f"the model takes {len(inputs)} inputs ({', '.join(inputs)}); give it one tensor "
+            "for what needs a graph; the default step takes tuples and dictionaries."
         )
-    tracer = _Tracer(example, whole)
+    tracer = _Tracer(example)
     try:
         graph = tracer.in_both_modes(model)
     except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
@@ -81,8 +76,7 @@ def traced(
         raise UntrainableError(
             f"torch.fx cannot follow {type(model).__name__}: {error} "
             f"({tracer.line or 'line unknown'}). The model's Python may not depend on values of "
-            "tensors or on the size of the batch. lpom.lift(model) trains such models in a loop "
-            "of your own."
+            "tensors or on the size of the batch. The default step of lpom.fit needs no graph."
         ) from error
     as_values(graph, model.get_submodule, tracer.lines)
     leave_out_unused(graph)
@@ -106,7 +100,7 @@ def _in_a_row(model: nn.Module) -> fx.Graph | None:
     names = {module: name for name, module in reversed(model._modules.items())}
     for module in names:
         simple = module_name(module) is not None or activations.is_activation(module)
-        if not simple or written_module(module) is not None:
+        if not simple or simpler_module(module) is not None:
             return None
     graph = fx.Graph()
     value = graph.placeholder("input")
@@ -148,9 +142,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 class _Tracer(fx.Tracer):
     """torch.fx's tracer; sizes of tensors are numbers, except those that follow the batch."""
 
-    def __init__(self, example: Tensor | None, whole: Collection[type[nn.Module]]) -> None:
+    def __init__(self, example: Tensor | None) -> None:
         super().__init__()
-        self.example, self.whole = example, whole
+        self.example = example
         self.lines: dict[fx.Node, str] = {}
         self.line = ""
         self._known: dict[fx.Node, tuple[Any, Any]] = {}
@@ -183,7 +177,7 @@ class _Tracer(fx.Tracer):
 
         So ``F.dropout(x, training=self.training)`` follows the model's mode at every call.
         """
-        with keeping_modes(model), self._factories_traced(), _packing_traced(model):
+        with keeping_modes(model), self._factories_traced():
             train = training(model)
             model.eval()
             before = {name: (b._version, b.clone()) for name, b in model.named_buffers()}
@@ -201,8 +195,7 @@ class _Tracer(fx.Tracer):
                     buffer.copy_(value)
                 raise UntrainableError(
                     f"the model's forward changes its buffer {name!r} by itself, which steps would "
-                    "not do. Leave that out, or train the model with lpom.lift(model) in a loop of "
-                    "your own."
+                    "not do. Leave that out; the default step of lpom.fit needs no graph."
                 )
         pairs = list(zip(traced.nodes, evaluated.nodes, strict=False))
         if len(traced.nodes) != len(evaluated.nodes) or any(
@@ -258,43 +251,27 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        written = None if type(m) in self.whole else written_module(m)
-        if written is not None:
+        simpler = simpler_module(m)
+        if simpler is not None:
             if m._forward_hooks or m._forward_pre_hooks:
                 raise UntrainableError(
                     f"{self.path_of_module(m)} ({type(m).__name__}) can't be trained: it has "
                     "forward hooks, which would be passed over."
                 )
-            return written(m, *args, **kwargs)
+            return simpler(m, *args, **kwargs)
         try:
             self.path_of_module(m)
         except NameError:  # made inside of forward, as nn.ReLU()(x): what it calls is seen
             return forward(*args, **kwargs)
-        if isinstance(m, nn.RNNBase) and type(m) in self.whole:
-            return self._whole_layer(m, forward, *args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
-
-    def _whole_layer(
-        self, m: nn.RNNBase, forward: Callable[..., Any], x: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Any]:
-        """The tuples that a recurrent layer returns; the mask of a packed sequence is an option."""
-        packed = x if isinstance(x, Packed) else None
-        if packed is not None:
-            x = packed.x if m.batch_first else packed.x.transpose(0, 1)
-            kwargs["there"] = packed.there
-        called = super().call_module(m, forward, (x, *args), kwargs)
-        outputs, end = called[0], called[1]
-        if packed is not None:
-            outputs = replace(packed, x=outputs if m.batch_first else outputs.transpose(0, 1))
-        return outputs, (end[0], end[1]) if m.mode == "LSTM" else end
 
     def create_proxy(
         self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any
     ) -> Any:
         if kind == "call_function":
-            written = written_function(target, args, kwargs)
-            if written is not None:
-                return written(*args, **kwargs)
+            simpler = simpler_function(target, args, kwargs)
+            if simpler is not None:
+                return simpler(*args, **kwargs)
         return super().create_proxy(kind, target, args, kwargs, *more, **named)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
@@ -306,7 +283,7 @@ class _Tracer(fx.Tracer):
         return node
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Shaped(node, self)
+        return ShapedProxy(node, self)
 
     @contextlib.contextmanager
     def _factories_traced(self) -> Iterator[None]:
@@ -364,8 +341,7 @@ class _Tracer(fx.Tracer):
         assert self.example is not None
         if node.op == "placeholder":
             rows = torch.cat([self.example] * 3) if len(self.example) < 3 else self.example
-            longer = k if self.whole and isinstance(self.root, Ragged) else 0
-            return F.pad(rows, (0, 0, 0, longer))[: 2 + k] if longer else rows[: 2 + k]
+            return rows[: 2 + k]
         args: Any = fx.node.map_arg(node.args, lambda n: self._known[n][k])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: self._known[n][k])
         if node.op == "get_attr":
@@ -373,66 +349,11 @@ class _Tracer(fx.Tracer):
                 return operator.attrgetter(str(node.target))(self.root)
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
-            kwargs = {k: v for k, v in kwargs.items() if k != "there"}
             with evaluating(module), _untraced():  # statistics and masks stay as they are
                 return module(*args, **kwargs)
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-class _Shaped(fx.Proxy):
-    """A proxy that knows its sizes: numbers, or proxies where they follow the batch's."""
-
-    @property
-    def shape(self) -> Any:
-        sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
-        if sizes is None:
-            return self.tracer.create_proxy("call_function", getattr, (self, "shape"), {})
-        return tuple(
-            a if a == b else self.tracer.create_proxy("call_method", "size", (self, d), {})
-            for d, (a, b) in enumerate(sizes)
-        )
-
-    def size(self, dim: int | None = None) -> Any:
-        if self.tracer.sizes(self.node) is None:  # type: ignore[attr-defined]
-            args = (self,) if dim is None else (self, dim)
-            return self.tracer.create_proxy("call_method", "size", args, {})
-        return self.shape if dim is None else self.shape[dim]
-
-    @property
-    def ndim(self) -> Any:
-        sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
-        if sizes is None:
-            return self.tracer.create_proxy("call_function", getattr, (self, "ndim"), {})
-        return len(sizes)
-
-    def dim(self) -> Any:
-        return self.ndim
-
-    @property
-    def T(self) -> Any:
-        return self.t()
-
-    @property
-    def mT(self) -> Any:
-        return self.transpose(-2, -1)
-
-    def __len__(self) -> int:
-        parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
-        size = self.size(0) if parts is None else parts
-        if isinstance(size, int):
-            return size
-        raise fx.proxy.TraceError("len() of a tensor is the size of the batch")
-
-    def __iter__(self) -> Iterator[Any]:
-        sizes = self.tracer.sizes(self.node)  # type: ignore[attr-defined]
-        if sizes is not None and sizes[0][0] == sizes[0][1]:
-            return iter([operator.getitem(self, i) for i in range(sizes[0][0])])
-        parts = self.tracer.parts(self.node)  # type: ignore[attr-defined]
-        if parts is not None:
-            return iter([operator.getitem(self, i) for i in range(parts)])
-        return super().__iter__()
 
 
 @contextlib.contextmanager
@@ -444,34 +365,6 @@ def _untraced() -> Iterator[None]:
         yield
     finally:
         nn.Module.__call__, nn.Module.__getattr__ = patched  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _packing_traced(model: nn.Module) -> Iterator[None]:
-    """Let sequences be packed and padded as `lpom.graph.lengths` says, however that is imported."""
-    forwards = [getattr(k, "forward", None) for m in model.modules() for k in type(m).__mro__]
-    spaces = [vars(rnn), *(getattr(forward, "__globals__", {}) for forward in forwards)]
-    found = [
-        (space, name, value)
-        for space in {id(space): space for space in spaces}.values()
-        for name, value in space.items()
-        if isinstance(value, FunctionType) and value in FUNCTIONS
-    ]
-
-    def seen(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            traced = any(isinstance(a, fx.Proxy | Packed) for a in (*args, *kwargs.values()))
-            return (FUNCTIONS[original] if traced else original)(*args, **kwargs)
-
-        return call
-
-    for space, name, value in found:
-        space[name] = seen(value)
-    try:
-        yield
-    finally:
-        for space, name, value in found:
-            space[name] = value
 
 
 def _user_line() -> str:

@@ -18,7 +18,6 @@ from lpom.methods.regression import Regression
 from lpom.methods.samples import SampleState, least_squares
 from lpom.objectives import Objective, adjoint, total, value
 from lpom.weights.adaptive import Factory, Schedule
-from lpom.weights.gradients import Gradients
 
 _HALVINGS = 16  # of a Gauss-Newton step before a sample (or a unit) stays where it is
 
@@ -194,21 +193,19 @@ class MAC(Method[MACState]):
         switches: Switches,
     ) -> None:
         r"""The gradient of :math:`\mu \|\phi(Z) - X\|^2 / 2` in the weights, as a mean."""
-        assert state.optimizer is not None  # init made it
-        gradients = Gradients(problem.graph.parameters)
+        state.clear_gradients()
         for node in problem.graph:
             Z = value(node, X, switches)
             pull = (node.activation.phi(Z) - X[node.index]) * slope(node.activation, Z)
             pull = pull * (state.mu / batch.total_weight)
             if batch.weight is not None:
                 pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
-            found = adjoint(node, X, pull, "weights", switches)
-            for parameter, gradient in zip(node.edge.parameters, found, strict=True):
-                gradients.add(parameter, gradient, 1.0)
-        gradients.drop_old()
-        if state.weight_decay:
-            state.add_decay()
-        state.optimizer.step()
+            gradients = adjoint(node, X, pull, "weights", switches)
+            for parameter, gradient in zip(node.edge.parameters, gradients, strict=True):
+                if parameter.requires_grad:
+                    old = parameter.grad
+                    parameter.grad = gradient if old is None else old + gradient
+        state.move()
 
 
 def gradient_states(
