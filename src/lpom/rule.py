@@ -66,8 +66,12 @@ class Rule(ABC):
 
     def device(self, activation: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
         """The answer of a device, which knows its noise and so how far to move; x was read."""
-        d = activation.displacement(z, x)
-        return _held(g, d, activation.sides).answer(activation.phi, z, x)
+        d, sides = activation.displacement(z, x), activation.sides
+        if activation.elementwise:
+            return _held(g, d, sides).answer(activation.phi, z, x)
+        length = torch.linalg.vector_norm(g, dim=activation.dim, keepdim=True)
+        pull = d * g / length.clamp_min(torch.finfo(g.dtype).tiny)
+        return Move(pull, length / (sides * d), sides).answer(activation.phi, z, x)
 
     @abstractmethod
     def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:

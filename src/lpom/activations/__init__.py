@@ -50,6 +50,7 @@ from lpom.activations.scalar import (
     Softsign,
     Tanh,
 )
+from lpom.activations.solver import Solver, from_solver
 from lpom.activations.table import Table, from_table
 from lpom.activations.vector import (
     GroupNorm,
@@ -97,6 +98,7 @@ __all__ = [
     "Sign",
     "Sine",
     "Softmax",
+    "Solver",
     "Softplus",
     "Softshrink",
     "Softsign",
@@ -115,6 +117,7 @@ __all__ = [
     "from_call",
     "from_function",
     "from_module",
+    "from_solver",
     "from_table",
     "get",
     "is_activation",
