@@ -1,4 +1,4 @@
-"""The states of one batch: what is kept, what is evaluated again, and what is written over."""
+"""The states of one batch: what is kept, what is evaluated again, and how pulls come about."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import nn
 
 import lpom
 from lpom.graph import trace
+from lpom.losses import Squared
 from lpom.states import States
 from lpom.weights.blocks import blocks
 
@@ -25,99 +26,132 @@ class Skip(nn.Module):
         return self.last(self.drop(a + torch.tanh(self.second(a))))
 
 
-def made(seed: int = 0) -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(seed)
-    return Skip().double(), torch.randn(5, 3, dtype=torch.float64)
+class Gate(nn.Module):
+    """Two activations, each on a piece of one layer's values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.last = nn.Linear(3, 8), nn.Linear(4, 2)
+
+    def forward(self, x):
+        a, b = self.both(x).chunk(2, -1)
+        return self.last(torch.tanh(a) * torch.sigmoid(b))
+
+
+class Heads(nn.Module):
+    """Linear layers that read one state, and a product of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.one, self.two, self.three = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x[:, None] * x[:, :, None]))
+        a, b, c = (layer(x).unflatten(2, (2, 2)).transpose(1, 2) for layer in self.heads)
+        mixed = torch.softmax(a @ b.mT, -1) @ c
+        return self.last(x + mixed.transpose(1, 2).flatten(2)).mean(1)
+
+    @property
+    def heads(self):
+        return self.one, self.two, self.three
+
+
+def states_of(kind: type[nn.Module] = Skip, mu: float = 1.0, **options) -> tuple[nn.Module, States]:
+    torch.manual_seed(0)
+    model, inputs = kind().double(), torch.randn(5, 3, dtype=torch.float64)
+    target, graph = torch.randn(5, 2, dtype=torch.float64), trace(model, inputs)
+    with torch.no_grad():
+        states = States(graph, inputs, target, Squared(), [mu] * (len(graph) + 1), **options)
+    return model, states
+
+
+def pull(states: States, v: int, g: torch.Tensor) -> None:
+    states.pulls[v] = g if states.pulls[v] is None else states.pulls[v] + g
 
 
 @torch.no_grad()
 def test_moving_a_state_makes_those_above_it_disagree():
     """They were feed-forward, and keep what they say; the edge above now says something else."""
-    model, inputs = made()
-    graph = trace(model)
-    states = States(graph, inputs, [1.0] * 4)
-    first, second = graph[1], graph[2]
-    assert [node.sources for node in graph] == [(0,), (1,), (1, 2)]
+    model, states = states_of()
+    first, second = states.graph[1], states.graph[2]
+    assert [node.sources for node in states.graph] == [(0,), (1,), (1, 2)]
     said = states.Z(second).clone()
     assert states.residual(second) is None
-    states.pull(first, torch.ones(5, 4).double())
+    pull(states, 1, torch.ones(5, 4).double())
     states.move(first)
     torch.testing.assert_close(states.P[2], said)
-    torch.testing.assert_close(states.X[1], torch.tanh(model.first(inputs) - 1))
+    torch.testing.assert_close(states.X[1], torch.tanh(model.first(states.X[0]) - 1))
     again = torch.tanh(model.second(states.X[1]))
     torch.testing.assert_close(states.residual(second), again - torch.tanh(said))
 
 
 @torch.no_grad()
 def test_moving_weights_makes_all_states_disagree():
-    model, inputs = made()
-    graph = trace(model)
-    states = States(graph, inputs, [1.0] * 4)
+    model, states = states_of()
     X = states.X[1].clone()
     model.first.weight.mul_(2)
     states.weights_moved()
-    torch.testing.assert_close(states.residual(graph[1]), torch.tanh(model.first(inputs)) - X)
+    expected = torch.tanh(model.first(states.X[0])) - X
+    torch.testing.assert_close(states.residual(states.graph[1]), expected)
 
 
 @torch.no_grad()
 def test_the_pass_chooses_its_masks_once():
     """An edge with dropout is one affine map for as long as the batch lives."""
-    model, inputs = made()
-    graph = trace(model)
-    states = States(graph, inputs, [1.0] * 4)
-    first = states.Z(graph[3]).clone()
+    _, states = states_of()
+    first = states.Z(states.graph[3]).clone()
     states.weights_moved()
-    torch.testing.assert_close(states.Z(graph[3]), first)
-    other = States(graph, inputs, [1.0] * 4)
-    assert not torch.equal(other.Z(graph[3]), first)
+    torch.testing.assert_close(states.Z(states.graph[3]), first)
+    torch.manual_seed(1)
+    other = States(states.graph, states.X[0], states.target, Squared(), [1.0] * 4)
+    assert not torch.equal(other.Z(states.graph[3]), first)
 
 
 @torch.no_grad()
-def test_what_is_written_over_is_not_what_is_needed():
-    """With ``once`` memory is used again; gradients are the same, and the data stays."""
-    model, inputs = made()
-    model.eval()  # no masks, so that both passes are one
-    graph, before = trace(model), inputs.clone()
-    gradients = []
-    for once in (True, False):
-        states = States(graph, inputs, [1.0, 2.0, 3.0, 4.0], once=once)
-        states.pull(graph[3], states.outputs - 1)
-        for node in reversed(graph.nodes):
-            states.carry_back(node, states.move(node), None, len(inputs))
-        gradients.append([parameter.grad.clone() for parameter in graph.parameters])
-        states.weights_moved()
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-14)
-    assert torch.equal(inputs, before)
+def test_pulls_add_up():
+    model, states = states_of()
+    said = torch.tanh(model.first(states.X[0]))
+    for share in (0.1, 0.2):
+        pull(states, 1, torch.full((5, 4), share).double())
+    expected = said - torch.tanh(model.first(states.X[0]) - 0.3)
+    torch.testing.assert_close(states.move(states.graph[1]), expected)
+    assert states.pulls[1] is None
 
 
+@pytest.mark.parametrize("kind", [Skip, Gate, Heads])
 @torch.no_grad()
-def test_weights_that_no_sweep_reached_keep_no_gradient():
-    """An optimiser would move them by what an earlier batch said."""
-    model, inputs = made()
-    graph = trace(model)
-    for parameter in graph.parameters:
-        parameter.grad = torch.ones_like(parameter)
-    states = States(graph, inputs, [1.0] * 4)
-    states.carry_back(graph[3], torch.ones(5, 2).double(), None, 5)
-    states.gradients.drop_old()
-    assert model.first.weight.grad is None and model.second.bias.grad is None
-    torch.testing.assert_close(model.last.bias.grad, torch.ones(2).double())
+def test_a_sweep_is_autograd_where_mu_is_large(kind):
+    """For states read twice, in pieces, and in products; and the data stays as it is."""
+    model, states = states_of(kind, mu=1e7, hold=False)
+    model.eval()
+    states = States(states.graph, states.X[0], states.target, Squared(), states.mu, hold=False)
+    inputs = states.X[0].clone()
+    states.pull_output()
+    gradients = {}
+    for node in reversed(states.graph.nodes):
+        residual = states.move(node)
+        gradients |= states.weight_gradients(node, residual, None)
+        states.pull_sources(node, residual)
+    with torch.enable_grad():
+        loss = Squared().value(model(inputs), states.target).sum()
+        expected = torch.autograd.grad(loss, list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(gradients[parameter], gradient, rtol=1e-5, atol=1e-5)
+    assert torch.equal(inputs, states.X[0])
 
 
 @torch.no_grad()
 def test_jumps_move_by_their_ramps_and_say_the_jump():
     model = lpom.mlp([3, 4, 2], "sign", seed=0, dtype=torch.float64)
-    inputs, graph = (
-        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double(),
-        trace(model),
-    )
-    states = States(graph, inputs, [1.0] * 3, soft=graph.smoothed(2.0), once=True)
+    inputs = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    graph, target = trace(model), torch.zeros(5, 2).double()
+    states = States(graph, inputs, target, Squared(), [1.0] * 3, soft=graph.smoothed(2.0))
     Z = model[0](inputs)
-    assert torch.equal(states.state(1), torch.where(Z >= 0, 1.0, -1.0).double())
-    pull = torch.full((5, 4), 0.3).double()
-    states.pull(graph[1], pull)
-    ramp = Z.clamp(-1, 1) - (Z - pull).clamp(-1, 1)
+    assert torch.equal(states.X[1], torch.where(Z >= 0, 1.0, -1.0).double())
+    g = torch.full((5, 4), 0.3).double()
+    pull(states, 1, g)
+    ramp = Z.clamp(-1, 1) - (Z - g).clamp(-1, 1)
     torch.testing.assert_close(states.move(graph[1]), ramp)
 
 
@@ -142,85 +176,3 @@ def test_a_bias_whose_weight_is_used_elsewhere_is_a_block_of_its_own():
     assert set(found) == {("code.weight",), ("code.bias",)}
     assert found["code.weight",].uses == (1, 2) and found["code.bias",].uses == (1,)
     assert found["code.bias",].layer is None and found["code.weight",].layer is None
-
-
-@pytest.mark.parametrize("once", [True, False])
-@torch.no_grad()
-def test_pulls_add_up(once):
-    model, inputs = made()
-    graph = trace(model)
-    states = States(graph, inputs, [1.0] * 4, once=once)
-    said = torch.tanh(model.first(inputs))
-    for share in (0.1, 0.2):
-        states.pull(graph[1], torch.full((5, 4), share).double())
-    expected = said - torch.tanh(model.first(inputs) - 0.3)
-    torch.testing.assert_close(states.move(graph[1]), expected)
-    assert states.pulls[1] is None
-
-
-class Heads(nn.Module):
-    """Linear layers that read one state, and a product of what they give."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.one, self.two, self.three = (nn.Linear(4, 4) for _ in range(3))
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        a, b, c = (layer(x).unflatten(2, (2, 2)).transpose(1, 2) for layer in self.heads)
-        mixed = torch.softmax(a @ b.mT, -1) @ c
-        return self.last(x + mixed.transpose(1, 2).flatten(2)).mean(1)
-
-    @property
-    def heads(self):
-        return self.one, self.two, self.three
-
-
-@torch.no_grad()
-def test_pulls_of_products_are_those_of_autograd_at_any_mu():
-    torch.manual_seed(0)
-    model, inputs = Heads().double(), torch.randn(5, 6, 3, dtype=torch.float64)
-    graph, g = trace(model, inputs), torch.randn(5, 2, dtype=torch.float64)
-    mu = [1e7 * (1 + k % 3) for k in range(len(graph.nodes) + 1)]  # so large that slopes count
-    states = States(graph, inputs, mu, once=True)
-    states.pull(graph.nodes[-1], g / mu[-1])
-    for node in reversed(graph.nodes):
-        states.carry_back(node, states.move(node), None, 1.0)
-    with torch.enable_grad():
-        found = torch.autograd.grad(model(inputs), list(model.parameters()), g)
-    for parameter, gradient in zip(model.parameters(), found, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-5)
-
-
-class Normed(nn.Module):
-    """Batch norm before a state, before a sum of states, and before the output."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 3, 3, padding=1)
-        self.last = nn.Linear(3, 4)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.BatchNorm1d(4)])
-
-    def forward(self, x):
-        a = torch.relu(self.norms[0](self.first(x)))
-        b = torch.tanh(self.norms[1](self.second(a)) + a)
-        return self.norms[2](self.last(b.mean((2, 3))))
-
-
-def test_gradients_of_large_matrices_are_let_go_of_and_change_nothing(monkeypatch):
-    """They are moved some rows at a time, and steps are the same."""
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(24, 2, 4, 4, generator=generator, dtype=torch.float64)
-    y, weight = torch.arange(24) % 4, torch.rand(24, generator=generator, dtype=torch.float64)
-    made = {}
-    for large in (1 << 30, 5):
-        monkeypatch.setattr("lpom.weights.adam.LARGE", large)
-        torch.manual_seed(0)
-        nets = Normed().double(), lpom.mlp((32, 6, 6, 4), seed=0, dtype=torch.float64)
-        for model, inputs in zip(nets, (X, X.flatten(1)), strict=True):
-            options = {"sample_weight": weight, "weight_decay": 0.01, "epochs": 3, "batch_size": 8}
-            lpom.fit(model, inputs, y, **options, seed=0, progress=False)
-        made[large] = [*nets[0].state_dict().values(), *nets[1].parameters()]
-    for one, other in zip(*made.values(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)

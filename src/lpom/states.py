@@ -100,6 +100,7 @@ class States:
     hold : keep what the feed-forward pass chose (masks, statistics, places of maxima), so that
         every edge is one affine map; False evaluates each edge once, as one sweep needs it, and
         carries residuals through the batch's own statistics
+    switches : what an earlier pass chose, to be kept
     vectors : of the power iteration behind the safe step, kept from batch to batch
     """
 
@@ -113,11 +114,12 @@ class States:
         *,
         soft: Graph | None = None,
         hold: bool = True,
+        switches: Switches | None = None,
         vectors: dict[str, Tensor] | None = None,
     ) -> None:
         self.graph, self.target, self.loss, self.mu = graph, target, loss, mu
         self.soft = soft or graph
-        self.switches: Switches | None = {} if hold else None
+        self.switches = ({} if switches is None else switches) if hold else None
         self.vectors = {} if vectors is None else vectors
         size = len(graph) + 1
         self.X: list[Tensor] = [inputs] * size
@@ -201,24 +203,25 @@ class States:
 
     # moves
 
-    def move(self, node: Node, *, safe: bool = False) -> Tensor | None:
+    def move(self, node: Node, alpha: Tensor | float | None = None) -> Tensor | None:
         """Move a state against its pulls (eqs. 25 and 28); its residual, None where that is zero.
 
-        Where the state was feed-forward the residual is ``phi(Z) - phi(Z - pull)``.
+        Where the state was feed-forward the residual is ``phi(Z) - phi(Z - pull)``. ``alpha`` is
+        the part of the way to go, all of it by default.
         """
         v = node.index
         pull, self.pulls[v] = self.pulls[v], None
         P, Z = self.P[v], self.Z(node)
         if P is None and pull is None:
             return None
-        if P is None and not safe:
+        if P is None and alpha is None:
             assert pull is not None
             residual = self.soft[v].activation.response(Z, pull)
-            self._put(node, Z - pull)
+            self.put(node, Z - pull)
             return residual
         P = Z if P is None else P
         step = P - Z if pull is None else P - Z + pull
-        self._put(node, P - (self.damping(node) * step if safe else step))
+        self.put(node, P - (step if alpha is None else alpha * step))
         return self._phi(node, Z) - self.X[v].detach()
 
     def damping(self, node: Node) -> Tensor | float:
@@ -257,21 +260,25 @@ class States:
 
     def settle(self, how: Sweeps) -> None:
         """Move all states in one of the orders, the weights standing still."""
+
+        def move(node: Node) -> Tensor | None:
+            return self.move(node, self.damping(node) if how.safe else None)
+
         nodes = self.graph.nodes if how.order == "paper" else self.graph.nodes[::-1]
         for _ in self.sweeps(how):
             if how.order == "interleaved":
                 self.pull_output()
                 for node in nodes:
-                    self.pull_sources(node, self.move(node, safe=how.safe))
+                    self.pull_sources(node, move(node))
             elif how.order == "parallel":  # every pull is of old states: all first, then all moves
                 for node in nodes:
                     self.gather(node)
                 for node in nodes:
-                    self.move(node, safe=how.safe)
+                    move(node)
             else:
                 for node in nodes:
                     self.gather(node)
-                    self.move(node, safe=how.safe)
+                    move(node)
 
     def objective(self, weight: Tensor | None = None, penalty: float = 0.0) -> Objective:
         """F at the states as they are; ``weight`` is what each sample counts for."""
@@ -324,7 +331,7 @@ class States:
             self._values[node.index] = value
         return value
 
-    def _put(self, node: Node, P: Tensor) -> None:
+    def put(self, node: Node, P: Tensor) -> None:
         """Give a state by its pre-activations; the edges above it are to be evaluated again."""
         self.P[node.index] = P
         self._set(node, self._phi(node, P))

@@ -15,9 +15,8 @@ from .strategies import Case
 @torch.no_grad()
 def move_block(case: Case, states: States, v: int, alpha: float | Tensor | None = None) -> None:
     """One step of the state ``X[v]`` (eq. 25, or 28 for the outputs), the others fixed."""
-    method, node = case.method(), case.graph[v]
-    method._gather(states, node, case.problem, case.batch, method.init(case.problem))
-    states.move(node, alpha)
+    states.gather(case.graph[v])
+    states.move(case.graph[v], alpha)
 
 
 def iterate(case: Case, P: list[Tensor], v: int) -> Tensor:

@@ -15,9 +15,8 @@ from lpom.activations import ELU, Activation, LeakyReLU, Softplus
 from lpom.graph import Graph, Switches, trace
 from lpom.losses import Loss
 from lpom.methods import LPOM, Batch, Problem
-from lpom.states import Sweeps
 from lpom.objectives import evaluate
-from lpom.states import States
+from lpom.states import States, Sweeps
 
 from . import networks
 
@@ -160,12 +159,11 @@ class Case:
     def at(self, P: Sequence[Tensor] | None = None) -> States:
         """The library's states, feed-forward or put at ``X[v] = phi_v(P[v])``."""
         with torch.no_grad():
-            states = States(self.graph, self.inputs, self.mu)
-            states.switches = self.switches
-            for node in self.graph:
-                p = None if P is None else P[node.index]
-                states.P[node.index] = p
-                states.put(node, node.activation.phi(states.Z(node) if p is None else p))
+            states = States(
+                self.graph, self.inputs, self.target, self.loss, self.mu, switches=self.switches
+            )
+            for node in self.graph if P is not None else ():
+                states.put(node, P[node.index])
         return states
 
     def F(self, X: Sequence[Tensor], weight: Tensor | None = None) -> float:

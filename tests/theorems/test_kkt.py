@@ -12,7 +12,7 @@ from lpom import activations, losses, mlp
 from lpom.activations import Activation
 from lpom.methods import Batch
 from lpom.objectives import evaluate, kkt_residuals
-from lpom.states import States
+from lpom.states import States, Sweeps
 from lpom.weights.blocks import Block, Use, blocks
 from lpom.weights.exact import exact_step
 
@@ -117,10 +117,12 @@ def test_kkt_residuals_are_autograd_s(kind, data):
 @torch.no_grad()
 def carried(case: Case, states: States, weight: Tensor | None, total: float) -> list[Tensor]:
     """The gradients that the library leaves on the weights at these states."""
-    states.weights_moved()
+    sums = {parameter: torch.zeros_like(parameter) for parameter in case.graph.parameters}
     for node in case.graph:
-        states.carry_back(node, states.residual(node), weight, total)
-    return [parameter.grad for parameter in case.graph.parameters]
+        gradients = states.weight_gradients(node, states.residual(node), weight)
+        for parameter, gradient in gradients.items():
+            sums[parameter] += gradient / total
+    return list(sums.values())
 
 
 @every_kind
@@ -161,12 +163,13 @@ def test_a_sample_s_weight_is_a_number_of_repetitions(case, data):
     states = case.at(case.pre_activations())
     X = [x.detach() for x in states.X]
     total = max(float(times.sum()), 1.0)
-    carried(case, states, times.double(), total)
+    gradients = carried(case, states, times.double(), total)
+    of = dict(zip(case.graph.parameters, gradients, strict=True))
     for node in case.graph:
         v = node.index
         R, below = states.residual(node).repeat_interleave(times, 0), X[v - 1]
         expected = case.mu[v] / total * R.T @ below.repeat_interleave(times, 0)
-        found = node.edge.linear.weight.grad
+        found = of[node.edge.linear.weight]
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10 * (1 + R.norm()))
     each = [
         evaluate(case.graph, case.loss, [x[j : j + 1] for x in X], t, case.mu).total
@@ -183,13 +186,14 @@ def test_state_steps_follow_autograd_s_gradient(kind, data):
     """At ``X = phi(P)`` the derivative of F in X[v] is ``mu[v] (P - (Z - pull))``."""
     case = data.draw(of_kind(kind, acts=SMOOTH, scale=moderate))
     P = case.pre_activations(1.0)
-    states, method = case.at(P), case.method()
+    states = case.at(P)
     gradients = torch.autograd.grad(literal_F(case, states.X), states.X[1:])
     for node, expected in zip(case.graph, gradients, strict=True):
         v = node.index
         if not node.activation.elementwise:  # whose P its state does not determine
             continue
-        method._gather(states, node, case.problem, case.batch, method.init(case.problem))
+        with torch.no_grad():
+            states.gather(node)
         pull = 0.0 if states.pulls[v] is None else states.pulls[v]
         found = case.mu[v] * (P[v] - (states.Z(node) - pull))
         atol = 1e-6 * case.mu[v] + 1e-9 * float(expected.norm())
@@ -203,8 +207,8 @@ def test_sweeps_until_nothing_changes_solve_the_conditions_of_all_states(kind, d
     case = data.draw(of_kind(kind, scale=st.floats(0.1, 0.7), mu=st.floats(0.8, 1.5)))
     if kind != "chain":
         case.calm(0.4)
-    method = case.method(order=order, most=3000, tolerance=1e-12)
-    states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
+    method = case.method(order=order, max_sweeps=3000, tolerance=1e-12)
+    states = method.settle(case.problem, case.batch, method.init(case.problem))
     case.switches.update(states.switches)
     start = case.feed_forward()
     before, _ = residuals(case, start)
@@ -225,10 +229,9 @@ def uses(case: Case, states: States, block: Block) -> list[Use]:
 @torch.no_grad()
 def alternate(case: Case, rounds: int) -> States:
     """Safe sweeps and exact weight steps in turn, on one batch, until every residual is small."""
-    method = case.method(order="top-down")
-    state, states = method.init(case.problem), case.at()
+    how, states = Sweeps(order="top-down"), case.at()
     for _ in range(rounds):
-        method._settle(states, case.problem, case.batch, state)
+        states.settle(how)
         for block in blocks(case.graph):
             exact_step(block, uses(case, states, block), iterations=5, ridge=1e-3)
             states.weights_moved()
@@ -304,6 +307,6 @@ def test_a_saturated_state_is_not_taken_for_a_settled_one():
     model = mlp([1, 1], "relu", "hardtanh", dtype=torch.float64)
     torch.nn.init.constant_(model[0].weight, 2.8)
     case = Case.of(model, losses.get("squared"), one, -one, [1.0])
-    method = case.method(order="top-down", most=200, tolerance=1e-12)
-    states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
+    method = case.method(order="top-down", max_sweeps=200, tolerance=1e-12)
+    states = method.settle(case.problem, case.batch, method.init(case.problem))
     assert float(states.X[-1].detach()) == pytest.approx(0.9)  # x = 2.8 - (x + 1)

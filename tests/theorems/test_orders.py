@@ -14,8 +14,8 @@ from lpom import losses
 from lpom.methods import LPOM
 from lpom.states import ORDERS, Sweeps
 from lpom.weights.adaptive import Adaptive
-from lpom.weights.exact import Exact
 from lpom.weights.blocks import blocks
+from lpom.weights.exact import Exact
 
 from .algorithm2 import Fit, algorithm_2
 from .strategies import SMOOTH, Case, cases, of_kind
@@ -93,7 +93,7 @@ def literal_sweeps(case: Case, order: str, sweeps: int) -> list[Tensor]:
 def test_interleaved_is_design_section_3(case):
     X, gradients = literal_interleaved(case)
     method = case.method()
-    states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
+    states = method.settle(case.problem, case.batch, method.init(case.problem))
     for a, b in zip(states.X, X, strict=True):
         torch.testing.assert_close(a.detach(), b, rtol=1e-12, atol=1e-12)
     for a, b in zip(stepped(case), gradients, strict=True):
@@ -113,7 +113,7 @@ def test_interleaved_exact_steps_are_algorithm_2(kind, data, iterations):
     method = LPOM(mu=case.mu[1:], weights=Exact(iterations=iterations, ridge=0.2))
     state = method.init(case.problem)
     torch.manual_seed(0)  # of the masks of dropout
-    states, _ = method.settle(case.problem, case.batch, state)
+    states = method.settle(case.problem, case.batch, state)
     case.switches.update(states.switches)
     X = case.feed_forward()
     start = [p.detach().clone() for p in case.graph.parameters]
@@ -138,9 +138,9 @@ def test_interleaved_exact_steps_are_algorithm_2(kind, data, iterations):
 @given(case=cases(scale=moderate, mu=st.floats(0.5, 2.0)), sweeps=st.sampled_from([1, 2, 3]))
 def test_orders_are_their_loops(order, case, sweeps):
     X = literal_sweeps(case, order, sweeps)
-    options = {"order": order, "most": sweeps, "rule": "plain"}
+    options = {"order": order, "max_sweeps": sweeps, "rule": "plain"}
     method = case.method(**options)
-    states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
+    states = method.settle(case.problem, case.batch, method.init(case.problem))
     size = max(float(x.abs().max()) for x in X)
     for a, b in zip(states.X, X, strict=True):
         torch.testing.assert_close(a.detach(), b, rtol=1e-9, atol=1e-11 * (1 + size))
@@ -204,10 +204,10 @@ def test_the_paper_s_first_sweep_sends_no_signal_down(case, rule):
 
 @given(lively)
 def test_parallel_carries_the_error_one_layer_a_sweep(case):
-    reached = signal(case, order="parallel", most=1)
+    reached = signal(case, order="parallel", max_sweeps=1)
     alive = reached[-1] > 1e-6
     for sweeps in range(1, len(case.graph) + 1):
-        sizes = signal(case, order="parallel", most=sweeps, rule="plain")
+        sizes = signal(case, order="parallel", max_sweeps=sweeps, rule="plain")
         below = len(sizes) - sweeps
         assert sizes[:below] == [0.0] * below
         assert not alive or all(size > 0 for size in sizes[below:])
@@ -220,5 +220,5 @@ def test_every_order_is_still_at_a_fixed_point(order, case):
     """Where the loss does not pull, feed-forward states and all weights stay where they are."""
     outputs = case.feed_forward()[-1]
     content = replace(case, loss=losses.get("squared"), target=outputs)
-    for size in signal(content, order=order, most=2):
+    for size in signal(content, order=order, max_sweeps=2):
         assert size <= 1e-12 * (1 + float(outputs.norm()))

@@ -21,10 +21,7 @@ from torch import Tensor, nn
 
 from lpom import activations, losses, mlp
 from lpom.activations import Identity
-from lpom.methods import LPOM
-from lpom.states import Sweeps
-from lpom.methods.lpom import LPOMState
-from lpom.states import States
+from lpom.states import States, Sweeps
 
 from .blocks import move_block, put
 from .strategies import KINDS, Case, cases, of_kind, seeds
@@ -33,17 +30,12 @@ from .strategies import KINDS, Case, cases, of_kind, seeds
 huge = st.floats(-2, 6).map(lambda exponent: 10.0**exponent)
 any_mu = st.floats(-3, 3).map(lambda exponent: 10.0**exponent)
 every_kind = pytest.mark.parametrize("kind", KINDS)
-TOP_DOWN = LPOM(states=Sweeps(order="top-down", rule="safe"))
 
 
 @torch.no_grad()
-def share(
-    case: Case, states: States, v: int, state: LPOMState | None = None
-) -> float | Tensor | None:
-    """What the method itself computes for a state, from its own power iteration."""
-    method = case.method(order="top-down", rule="safe")
-    state = state or method.init(case.problem)
-    return method._alpha(states, case.graph[v], case.problem, state)
+def share(case: Case, states: States, v: int) -> float | Tensor:
+    """What the states themselves take, from their own power iteration."""
+    return states.damping(case.graph[v])
 
 
 def largest_share(case: Case, X: list[Tensor], v: int) -> float:
@@ -85,12 +77,11 @@ def test_no_block_of_states_raises_F(kind, data, spread):
 def test_no_sweep_raises_F(kind, data, order):
     """From the feed-forward start, as in training: one block after the other."""
     case = data.draw(of_kind(kind, scale=huge, mu=any_mu))
-    method, states = case.method(order=order), case.at()
-    state = method.init(case.problem)
+    how, states = Sweeps(order=order), case.at()
     for _ in range(4):
         before, slack = case.F(states.X), rounding(case, states)
         with torch.no_grad():
-            method._settle(states, case.problem, case.batch, state)
+            states.settle(how)
         assert case.F(states.X) <= before + slack + rounding(case, states)
 
 
@@ -170,10 +161,10 @@ def test_the_plain_iteration_does_raise_F(name, order):
 
     @torch.no_grad()
     def values(rule):
-        method, states = case.method(order=order, rule=rule), case.at()
-        state, found = method.init(case.problem), [case.F(states.X)]
+        how, states = Sweeps(order=order, rule=rule), case.at()
+        found = [case.F(states.X)]
         for _ in range(5):
-            method._settle(states, case.problem, case.batch, state)
+            states.settle(how)
             found.append(case.F(states.X))
         return torch.tensor(found, dtype=torch.float64)
 
@@ -235,14 +226,13 @@ def test_the_kept_vector_follows_weights_that_move(seed, n, size):
     """Two iterations a batch are enough while weights change by up to a fifth of their norm."""
     generator = torch.Generator().manual_seed(seed)
     case = with_singular_values(torch.linspace(1, 2, n).double(), n, n, seed)
-    weight, states, state = case.weight(2), case.at(), TOP_DOWN.init(case.problem)
-    state.mu = case.mu
+    weight, states = case.weight(2), case.at()
     for _ in range(20):
         change = torch.randn(n, n, generator=generator, dtype=torch.float64)
         norm = torch.linalg.matrix_norm(weight, 2)
         weight.add_(change, alpha=float(size * norm / torch.linalg.matrix_norm(change, 2)))
         true = float(torch.linalg.matrix_norm(weight, 2)) ** 2
-        assert float(share(case, states, 1, state)) <= 2 / (1 + true)
+        assert float(share(case, states, 1)) <= 2 / (1 + true)
 
 
 def test_the_share_counts_the_lipschitz_constants_of_both_layers():
@@ -269,7 +259,7 @@ def test_only_sweeps_that_truly_raise_F_are_called_diverging(name, noise):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(scale)
-        method = case.method(order="top-down", most=10, rule=rule)
+        method = case.method(order="top-down", max_sweeps=10, rule=rule)
         state = method.init(case.problem)
         method.end_epoch(case.problem, case.batch, state)
         assert list(state.remarks) == ([] if rule == "safe" else ["diverging sweep"])

@@ -134,7 +134,7 @@ def test_the_states_are_those_of_the_answers(kind, data):
     """``phi(z - g / mu)``, g the derivative of each sample's own loss."""
     case = data.draw(of_kind(kind, scale=st.floats(0.1, 2.0)))
     method = case.method()
-    states, _ = method.settle(case.problem, case.batch, method.init(case.problem))
+    states = method.settle(case.problem, case.batch, method.init(case.problem))
     _, names = gradients(case)
     seen = 0
     for state, answering in names.items():

@@ -83,7 +83,7 @@ def test_after_adam_every_weight_is_thresholded_by_its_own_step():
 def test_the_metric_of_each_optimiser(optimizer, size):
     X, target = numbers()
     model = nn.Sequential(nn.Linear(8, 2, dtype=X.dtype))
-    by = Penalised(L1(0.01), trace(model))
+    by = Penalised(L1(0.01), trace(model).parameter_names)
     made = optimizer(model.parameters())
     plain = copy.deepcopy(model)
     alone = optimizer(plain.parameters())
@@ -100,7 +100,7 @@ def test_a_proximal_gradient_step_never_raises_the_objective(penalty):
     X0, target = numbers()
     model = lpom.mlp([8, 6, 2], "tanh", seed=0, dtype=X0.dtype)
     graph = trace(model)
-    mu, by = per_node(2.0, graph), Penalised(penalty, graph)
+    mu, by = per_node(2.0, graph), Penalised(penalty, graph.parameter_names)
     _, X = graph.feed_forward(X0)
     X = [X[0], 0.9 * X[1], 0.5 * X[2] + 0.5 * target]  # some states that are not feed-forward
 
@@ -165,7 +165,7 @@ def test_the_conditions_of_optimality_hold_where_f_is_least():
     model[0].weight.data = torch.from_numpy(best.coef_).clone()
     model[0].bias.data = torch.from_numpy(best.intercept_).clone()
     graph = trace(model)
-    by = Penalised(L1(s), graph)
+    by = Penalised(L1(s), graph.parameter_names)
 
     def residuals():
         Z = model(X).detach()
@@ -194,9 +194,9 @@ def test_an_exact_step_solved_through_minimises_the_block(penalty, conv):
         model = model[1:]
     graph = trace(model, X)
     goal = torch.rand(model(X).shape, generator=generator, dtype=X.dtype) - 0.5
-    (block,), by = blocks(graph), Penalised(penalty, graph)
+    (block,), by = blocks(graph), Penalised(penalty, graph.parameter_names)
     for _ in range(20):
-        states = States(graph, X, [1.0, 1.0])
+        states = States(graph, X, goal, SQUARED, [1.0, 1.0])
         states.X[1] = goal
         use = states.use(graph[1], None, 1.0, fresh=False)
         weight = float(len(X))
@@ -222,7 +222,7 @@ def test_theorem_4_with_a_penalty(penalty, activation):
     generator = torch.Generator().manual_seed(1)
     goal = node.activation.phi(torch.randn(25, 3, generator=generator, dtype=X.dtype))
     start = copy.deepcopy(model.state_dict())
-    by = Penalised(penalty, graph)
+    by = Penalised(penalty, graph.parameter_names)
     A = torch.cat([X, torch.ones(25, 1, dtype=X.dtype)], 1)
     metric = A.T @ A + ridge * A.square().sum() / 7 * torch.eye(7, dtype=X.dtype)
 
@@ -230,7 +230,7 @@ def test_theorem_4_with_a_penalty(penalty, activation):
         """The matrix and F after so many iterations from the start."""
         model.load_state_dict(start)
         if iterations:
-            states = States(graph, X, [1.0, 1.0])
+            states = States(graph, X, goal, SQUARED, [1.0, 1.0])
             states.X[1] = goal
             use = states.use(node, None, 1.0, fresh=False)
             options = {"iterations": iterations, "ridge": ridge, "inner": 100}
@@ -360,7 +360,7 @@ def test_penalties_add_to_the_objective_of_a_sample():
 def test_one_penalty_is_for_matrices_and_kernels_and_frozen_weights_have_none():
     model = lpom.mlp([8, 5, 2], "tanh", seed=0)
     model[2].weight.requires_grad_(False)
-    by = Penalised(L1(), trace(model))
+    by = Penalised(L1(), trace(model).parameter_names)
     assert [list(term.weights) for term in by.terms] == [["0.weight"]]
 
 
@@ -374,7 +374,7 @@ def test_one_penalty_is_for_matrices_and_kernels_and_frozen_weights_have_none():
 def test_what_fits_no_weight_is_refused(penalties, message):
     model = lpom.mlp([8, 5, 2], "tanh", seed=0)
     with pytest.raises(ValueError, match=message):
-        Penalised(penalties, trace(model))
+        Penalised(penalties, trace(model).parameter_names)
 
 
 def test_exact_weights_with_a_penalty_need_a_ridge():

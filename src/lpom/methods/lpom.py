@@ -161,7 +161,8 @@ class LPOM(Method[LPOMState]):
                 states.pull_output()
                 weights = self._weights(batch, state)
                 for node in reversed(graph.nodes):
-                    residual = states.move(node, safe=self.states.safe)
+                    alpha = states.damping(node) if self.states.safe else None
+                    residual = states.move(node, alpha)
                     states.pull_sources(node, residual)
                     weights.learn(states, node, residual)
                 weights.finish(states)
