@@ -22,7 +22,6 @@ version = release = lpom.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "numpydoc"]
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 3
-exclude_patterns = ["cosine.md"]  # part of a page
 suppress_warnings = ["myst.header"]  # generated pages are included below a heading of their own
 
 default_role = "py:obj"
@@ -42,8 +41,8 @@ html_title = f"lpom {version}"
 html_show_sphinx = False
 
 #: Packages all of whose public names must be in the reference.
-PUBLIC = ("lpom", "lpom.activations", "lpom.losses", "lpom.methods", "lpom.networks")
-PUBLIC += ("lpom.datasets", "lpom.saving", "lpom.graph", "lpom.training", "lpom.objectives")
+PUBLIC = ("lpom", "lpom.activations", "lpom.losses", "lpom.methods")
+PUBLIC += ("lpom.saving", "lpom.graph", "lpom.training", "lpom.objectives")
 
 
 def missing_names(app: Sphinx, env: BuildEnvironment) -> None:

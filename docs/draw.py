@@ -1,6 +1,6 @@
 """The pictures of the README and of docs/mathematics.md: python docs/draw.py writes them.
 
-The README's is of stored results, experiments/networks/*/results.jsonl.
+The README's is of stored results, benchmarks/results/networks.jsonl.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ matplotlib.rcParams |= {"axes.spines.right": False, "figure.facecolor": "white"}
 from matplotlib import pyplot as plt  # noqa: E402
 
 PICTURES = Path(__file__).parent / "pictures"
-RESULTS = Path(__file__).parents[1] / "experiments" / "networks"
-#: Folders of results and how the picture calls them; what is not there is not drawn.
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "networks.jsonl"
+#: Rows of the results and how the picture calls them; what is not there is not drawn.
 NETWORKS = {
     "lenet5-mnist": "LeNet-5, MNIST",
     "vgg5-cifar": "VGG5, CIFAR-10",
@@ -112,7 +112,7 @@ def _learning_curves(ax: Any, name: str) -> None:
     """Test accuracy after every epoch: the mean over seeds, and from the worst to the best."""
     for method, colour in COLOURS.items():
         runs = [
-            [100 * epoch["validation_score"] for epoch in record["curve"]]
+            [100 * score for score in record["curve"]["validation_score"]]
             for record in _records(name, method)
         ]
         epochs = range(1, len(runs[0]) + 1)
@@ -128,7 +128,7 @@ def _learning_curves(ax: Any, name: str) -> None:
 
 def _differences(ax: Any) -> None:
     most = 0.5
-    names = [name for name in NETWORKS if (RESULTS / name / "results.jsonl").is_file()]
+    names = [name for name in NETWORKS if _records(name, "lpom")]
     for row, name in enumerate(names):
         theirs = {record["seed"]: record["score"] for record in _records(name, "adam")}
         points = [100 * (r["score"] - theirs[r["seed"]]) for r in _records(name, "lpom")]
@@ -142,8 +142,8 @@ def _differences(ax: Any) -> None:
 
 
 def _records(name: str, method: str) -> list[dict[str, Any]]:
-    lines = (RESULTS / name / "results.jsonl").read_text(encoding="utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["method"] == method]
+    records = map(json.loads, RESULTS.read_text(encoding="utf-8").splitlines())
+    return [r for r in records if r["row"] == name and r["column"] == method]
 
 
 def _save(figure: matplotlib.figure.Figure, name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lpom.datasets import cifar10, download, higgs, mnist
+from lpom.datasets import cifar10, download, mnist
 from lpom.datasets import svhn as svhn_module
 from lpom.datasets.download import Source, cache_folder, data_folder, fetch, find, find_or_fetch
 from lpom.exceptions import DataError
@@ -174,7 +174,6 @@ def test_every_published_file_has_a_hash_of_the_right_length() -> None:
         mnist.FASHION_MNIST,
         cifar10.CIFAR10,
         svhn_module.SVHN,
-        higgs.HIGGS,
     ):
         for name, known in published.hashes.items():
             algorithm, digest = known.split(":")

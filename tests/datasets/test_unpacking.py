@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lpom.datasets import cifar10, higgs, svhn, unpacking
+from lpom.datasets import cifar10, svhn, unpacking
 from lpom.datasets.files import read_npz, read_table
 from lpom.datasets.mnist import read_idx
 from lpom.exceptions import DataError
@@ -116,11 +116,3 @@ def test_links_in_an_archive_are_no_batches(tmp_path):
         tar.addfile(member)
     with pytest.raises(DataError, match=r"has no .*test_batch"):
         cifar10._archived_batches(path)
-
-
-def test_one_endless_line(tmp_path):
-    path = packed(tmp_path / "HIGGS.csv.gz", gzip.open)
-    before = peak()
-    with pytest.raises(DataError, match="first line has more than"):
-        next(higgs.read_rows(path))
-    assert peak() - before < BYTES / 4

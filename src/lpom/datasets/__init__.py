@@ -13,7 +13,6 @@ fashion-mnist     clothes, 28x28, 10 classes                             files, 
 cifar-10          photographs, 32x32 in colour, 10 classes               files, or download
 svhn-0-2          house numbers 0 against 2, 648 HOG features            files, or download
 svhn-0-2-extra    the same, trained on the "extra" set of the paper      files, or download
-higgs             particle collisions, 28 features, 2 classes            files, or download
 ================  =====================================================  ====================
 
 Files are read in the format they are published in, from `data_dir` or from the folder that the
@@ -37,7 +36,6 @@ from lpom.datasets.base import DataDir, Dataset
 from lpom.datasets.bundled import load_bundled
 from lpom.datasets.cifar10 import load_cifar10
 from lpom.datasets.files import Table, read_table
-from lpom.datasets.higgs import load_higgs
 from lpom.datasets.mnist import load_fashion_mnist, load_mnist
 from lpom.datasets.preprocessing import whitened
 from lpom.datasets.svhn import load_svhn_0_2
@@ -70,7 +68,6 @@ _LOADERS: dict[str, Callable[[DataDir], Dataset]] = {
     "cifar-10": load_cifar10,
     "svhn-0-2": load_svhn_0_2,
     "svhn-0-2-extra": partial(load_svhn_0_2, extra=True),
-    "higgs": load_higgs,
 }
 
 
@@ -88,7 +85,7 @@ def load(name: str, data_dir: DataDir = None) -> Dataset:
         One of `names`.
     data_dir : path, optional
         Folder that holds the files of the data set, itself or in a folder of its own (``mnist``,
-        ``fashion-mnist``, ``cifar-10-batches-bin``, ``svhn``, ``higgs``); the environment
+        ``fashion-mnist``, ``cifar-10-batches-bin``, ``svhn``); the environment
         variable ``LPOM_DATA`` if it is not given. Files that are not there are downloaded.
 
     Examples

@@ -1,1 +1,1 @@
-"""What ``lpom bench``, ``lpom compare`` and ``lpom reproduce`` run."""
+"""What ``lpom compare`` and ``lpom tune`` run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ COLORS = (BLUE, ORANGE, "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "
 _DASHES = {False: ("-", ":"), True: ("--", "-.")}  # by full_batch; the second when colours run out
 
 _TICKS = (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9999)
-_DEPTH = 0.05  # of a picture of points
 _WORST_R2 = -0.2  # what is below has nothing to tell and is cut off
 
 
@@ -67,68 +66,10 @@ def draw(rows: Sequence[Row], path: Path, title: str, score: str, n_test: int, b
     _draw(figure, axes, lines, path, f"{title}: test {score}", by, notes)
 
 
-def draw_curves(
-    runs: Mapping[str, Sequence[dict[str, Any]]], path: Path, title: str, column: str
-) -> None:
-    """A column of the curves, an accuracy, over the epochs; ``runs`` has all seeds by name.
-
-    A name without runs keeps its colour for another picture.
-    """
-    lines = []
-    for k, (name, records) in enumerate(runs.items()):
-        if not records:
-            continue
-        scores = np.array([[epoch[column] for epoch in r["curve"]] for r in records])
-        label = f"{100 * scores.mean(0)[-1]:.2f} %"
-        x = np.arange(1.0, scores.shape[1] + 1)
-        bold = records[0]["method"] == "lpom"
-        lines.append(_Line(name, x, scores, COLORS[k], bold=bold, label=label))
-    figure, axes = _canvas(names=0.38)
-    _error_scale(axes, lines, n_rows=50_000)  # the size of MNIST and CIFAR-10
-    _draw(figure, axes, lines, path, title, "epochs", [])
-
-
-def draw_points(
-    scores: Mapping[str, Sequence[Sequence[float]]],
-    places: Sequence[str],
-    path: Path,
-    title: str,
-) -> None:
-    """Accuracies at several places, a dot for each run, by name; a line is the mean of all runs.
-
-    Where a run is more than `_DEPTH` below the best one, or came to nothing, which counts as 0, a
-    cross stands at the foot.
-    """
-    figure = Figure(figsize=(9, 5), dpi=150)
-    figure.subplots_adjust(top=0.92, bottom=0.28)
-    axes = figure.subplots()
-    low = max(value for rows in scores.values() for runs in rows for value in runs) - _DEPTH
-    width = 0.8 / len(scores)
-    for k, (name, rows) in enumerate(scores.items()):
-        for place, runs in enumerate(rows):
-            x = place + (k + 0.5) * width - 0.4
-            shown = [100 * value for value in runs if value >= low]
-            axes.plot([x] * len(shown), shown, ".", color=COLORS[k], alpha=0.5)
-            if shown and len(shown) == len(runs):
-                mean = sum(shown) / len(shown)
-                axes.plot([x - width / 3, x + width / 3], [mean] * 2, color=COLORS[k], linewidth=3)
-            elif runs:
-                axes.plot(x, 100 * low, "x", color=COLORS[k])
-        axes.plot([], [], color=COLORS[k], linewidth=3, label=name)
-    axes.set_xticks(range(len(places)), places)
-    axes.set_title(title)
-    axes.set_ylabel("test accuracy in %")
-    axes.set_xlabel("hidden layers; a cross: some run of it is far below, or diverged")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
-    _save(figure, path)
-
-
-def _canvas(names: float = 0.23) -> tuple[Figure, Axes]:
+def _canvas() -> tuple[Figure, Axes]:
     """A figure with axes, and at the right a share of the width for the names of the lines."""
     figure = Figure(figsize=(9, 5.6), dpi=150)
-    figure.subplots_adjust(left=0.12, right=1 - names, top=0.9, bottom=0.12)
+    figure.subplots_adjust(left=0.12, right=0.77, top=0.9, bottom=0.12)
     return figure, figure.subplots()
 
 
