@@ -114,7 +114,7 @@ class Table:
 
 
 _WIDTHS: dict[str, Callable[[float], dict[str, Any]]] = {
-    "lpom": lambda width: {"jumps": {"straight": {"width": width}}},
+    "lpom": lambda width: {"jumps": {"straight-through": {"width": width}}},
     "straight-through": lambda width: {"width": width},
     "ramps": lambda width: {},
 }

@@ -114,7 +114,7 @@ TO_THE_LETTER = Role(
     "LPOM, to the letter",
     "lpom",
     {
-        "states": {"sweeps": {"order": "paper", "most": 5, "rule": "plain"}},
+        "states": {"sweeps": {"order": "paper", "max_sweeps": 5, "rule": "plain"}},
         "weights": {"exact": {"iterations": 1, "ridge": 0.0}},
     },
     output="relu",

@@ -51,7 +51,7 @@ class Choice:
 
 
 def swept(most: int, rule: str, **order: str) -> dict[str, Any]:
-    return {"states": {"sweeps": {**order, "most": most, "rule": rule}}}
+    return {"states": {"sweeps": {**order, "max_sweeps": most, "rule": rule}}}
 
 
 def exact(**settings: Any) -> dict[str, Any]:
@@ -143,7 +143,7 @@ CHOICES = [
 
 
 def _lpom(width: float, relative: bool = True, **settings: Any) -> tuple[str, dict[str, Any]]:
-    ramps = {"straight": {"width": width, "relative": relative}}
+    ramps = {"straight-through": {"width": width, "relative": relative}}
     return "lpom", {"mu": 20.0, "jumps": ramps, **settings}
 
 
@@ -223,7 +223,11 @@ def _sequences() -> Iterator[tuple[str, str, Trial]]:
             trial = Trial("mnist", (), method, _rated(method, rate), loss=_LOSS, network=network)
             yield network, method, trial
     for width, method in product((0.5, 1.0, 2.0), ("lpom", "straight-through")):
-        ramps = {"jumps": {"straight": {"width": width}}} if method == "lpom" else {"width": width}
+        ramps = (
+            {"jumps": {"straight-through": {"width": width}}}
+            if method == "lpom"
+            else {"width": width}
+        )
         params = _rated(method, 2e-3) | ramps
         hard = {"attention": "one_hot"}
         trial = Trial("mnist", (), method, params, loss=_LOSS, network="transformer", options=hard)
