@@ -1,1 +1,0 @@
-"""What ``lpom compare`` and ``lpom tune`` run."""
