@@ -9,19 +9,11 @@ from scipy import sparse
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
-<<<<<<< HEAD:tests/training/test_data.py
-from lpom.experiments.memory import LiveTensors
 from lpom.training import interface as room
 from lpom.training.data import Arrays
 from lpom.training.interface import Interface, check_inputs
 from lpom.training.task import Task
-=======
-from lpom.training import sources
-from lpom.training.signature import Signature
-from lpom.training.sources import Arrays, check_inputs
-from lpom.training.tasks import Task
 from measuring import LiveTensors
->>>>>>> 55300b6 (Nothing of the package runs this project's own tables any more):tests/training/test_sources.py
 
 N, WIDTH = 20_000, 50
 
