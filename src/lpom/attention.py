@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lpom.rule import Rule, Softmax, softmax_answer, widened
+from lpom.rows import Softmax, softmax_answer
+from lpom.rule import Rule, widened
 
 #: Queries that are answered together: no more than so many rows of the softmax are ever there.
 BLOCK = 128

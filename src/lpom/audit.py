@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 from lpom import attention, recurrent
 from lpom.bending import WHOLE
-from lpom.rule import Device, Jump, Norm, Pointwise, ReLU, Rows, Softmax
+from lpom.rows import Norm, Rows, Softmax
+from lpom.rule import Device, Jump, Pointwise, ReLU
 
 #: Operations that are affine in each tensor, or once a choice (of a maximum, a mask) is given.
 _EDGES = frozenset(

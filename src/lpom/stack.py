@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from lpom import activations
 from lpom.activations import Activation, Identity, ReLU, Softmax
 from lpom.losses import Loss
-from lpom.rule import Rule, Weight, softmax_answer
+from lpom.rows import softmax_answer
+from lpom.rule import Rule, Weight
 from lpom.weights.adam import Adam
 
 #: Columns of a product below which it takes less time to have them turned round.
