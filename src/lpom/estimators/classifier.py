@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.utils import compute_class_weight, compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, type_of_target, unique_labels
@@ -15,8 +14,7 @@ from sklearn.utils.validation import column_or_1d
 
 from lpom import activations, losses
 from lpom.estimators.base import BaseMLP, Targets
-from lpom.parallel import Parallel
-from lpom.training import Callback
+from lpom.estimators.fitted import Array
 
 
 @final
@@ -26,8 +24,8 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
 
     With the parameters and attributes of scikit-learn's class of this name where they apply; in
     place of its ``solver`` and the like there is ``method``. Labels may be of any kind
-    that scikit-learn takes; a 0/1 matrix is several labels at once. Data is taken as it is (scale
-    it first), may be sparse, and float32 stays float32.
+    that scikit-learn takes; a 0/1 matrix is several labels at once. Scale data first; it may be
+    sparse, and float32 stays float32.
 
     Parameters
     ----------
@@ -40,11 +38,13 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         "auto" is cross-entropy, binary for two classes (with one output) and for labels; squared
         where ``output_activation`` is bounded and can't give logits.
     output_activation : name or Activation of the last layer
-    alpha : float, default 0.1
+    alpha : float or "auto", default 0.1
         Strength of the L2 penalty on the weights, as in scikit-learn: ``alpha / 2`` times their
         squared norm, divided by the rows of a batch, is added to the mean loss. Methods that solve
         for their weights (bcd, admm, ``LPOM(weights="exact")``) have a ridge instead and take no
         other alpha
+        With "auto" 0.1, 1 or 5, whichever has the lowest loss on rows held out (three folds up to
+        1,500 rows), which takes several times as long and pays on small tables: see ``alpha_``
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
     max_iter : most epochs, which is also what the learning-rate schedule spans
@@ -53,6 +53,14 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         held-out loss with early stopping, else the training loss; where ``max_iter`` comes first,
         scikit-learn's ``ConvergenceWarning`` says so
     warm_start : let ``fit`` go on from the weights of the last one, with a new optimiser
+    scaling : "auto" or None
+        "auto" (default) divides columns whose largest number is far from 1 by that number during
+        training: all by one common number, which keeps pictures as they look, and those that
+        stand out a hundredfold by their own. The weights carry the division, so the network takes
+        the columns as they are. Tables like those of scikit-learn's scalers stay untouched
+    monotonic_cst : array of -1, 0 and 1 per feature, or dict of feature name to these
+        Where the output is to fall or to rise with a feature: as in scikit-learn's
+        HistGradientBoosting. Weights keep their signs (`lpom.estimators.monotone`)
     device : where torch computes, e.g. "cuda"
     precision : "bf16" for steps whose products round their factors to bfloat16, see
         :func:`lpom.fit`; X must be float32
@@ -88,21 +96,12 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         tags.classifier_tags.multi_label = True
         return tags
 
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        callbacks: Iterable[Callback] = (),
-        progress: bool | None = False,
-        parallel: Parallel | None = None,
-    ) -> MLPClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> MLPClassifier:
         """Train on ``X`` (n_samples, n_features) and ``y``, labels or a 0/1 matrix of them.
 
-        ``callbacks``, ``progress`` and ``parallel`` are those of :func:`lpom.fit`.
+        ``options`` are further arguments of :func:`lpom.fit`: ``callbacks``, ``progress``, ...
         """
-        return self._fit(X, y, sample_weight, (callbacks, progress, parallel))
+        return self._fit(X, y, sample_weight, options)
 
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
@@ -126,33 +125,33 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             )
         return self._partial_fit(X, y, sample_weight, classes_=classes)
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any) -> Array:
         """The likeliest class of each row, or its labels as 0 and 1."""
         outputs = self._outputs(X)
-        decided: NDArray[Any] = self.result_.task.decide(outputs).numpy()
+        decided: Array = self.result_.task.decide(outputs).numpy()
         return decided if self._multilabel else self.classes_[decided]
 
-    def decision_function(self, X: Any) -> NDArray[Any]:
+    def decision_function(self, X: Any) -> Array:
         """The network's outputs; for two classes one number, positive for ``classes_[1]``.
 
         One output, or one per label, is counted from where the loss draws the line: 0 for the
         entropies, whose outputs are handed out as they are.
         """
-        outputs: NDArray[Any] = self._outputs(X).numpy()
+        outputs: Array = self._outputs(X).numpy()
         if self._multilabel:
             return outputs - self.result_.task.loss.threshold
         if self.n_outputs_ == 1:
             return outputs[:, 0] - self.result_.task.loss.threshold
         return outputs[:, 1] - outputs[:, 0] if self.n_outputs_ == 2 else outputs
 
-    def predict_proba(self, X: Any) -> NDArray[Any]:
+    def predict_proba(self, X: Any) -> Array:
         """Probabilities of the classes, summing to one, or of each label by itself.
 
         They are the model's own for the entropies; for other losses outputs squeezed into [0, 1]
         and divided by their sum, which is not calibrated.
         """
         outputs = self._outputs(X)
-        p: NDArray[Any] = self.result_.task.loss.probabilities(outputs).numpy()
+        p: Array = self.result_.task.loss.probabilities(outputs).numpy()
         if self._multilabel:
             return p
         if self.n_outputs_ == 1:
@@ -162,17 +161,17 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         p /= p.sum(1, keepdims=True)
         return p
 
-    def predict_log_proba(self, X: Any) -> NDArray[Any]:
+    def predict_log_proba(self, X: Any) -> Array:
         """Logarithms of :meth:`predict_proba`."""
         with np.errstate(divide="ignore"):
-            logarithms: NDArray[Any] = np.log(self.predict_proba(X))
+            logarithms: Array = np.log(self.predict_proba(X))
         return logarithms
 
     @property
     def _multilabel(self) -> bool:
         return self.result_.task.kind == "labels"
 
-    def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
+    def _targets(self, y: Any, weight: Array | None, known: bool) -> Targets:
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
         check_classification_targets(y)
@@ -193,13 +192,13 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
             return self._labels(y, weight)
         return self._classes(y, weight, known)
 
-    def _labels(self, y: NDArray[Any], weight: NDArray[Any] | None) -> Targets:
+    def _labels(self, y: Array, weight: Array | None) -> Targets:
         self.classes_ = np.arange(y.shape[1])
         if self.class_weight is not None:
             weight = _product(weight, compute_sample_weight(self.class_weight, y))
         return Targets(y.astype(np.int64), y.shape[1], weight)
 
-    def _classes(self, y: NDArray[Any], weight: NDArray[Any] | None, known: bool) -> Targets:
+    def _classes(self, y: Array, weight: Array | None, known: bool) -> Targets:
         if not known:
             self.classes_ = unique_labels(y)
         elif "classes_" not in vars(self):
@@ -230,12 +229,17 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         two_outputs = self.loss != "auto" and losses.get(self.loss).exclusive
         two_outputs |= not activations.get(self.output_activation).elementwise
         n_outputs = len(self.classes_)
+        if self.monotonic_cst is not None and n_outputs > 2 - two_outputs:
+            raise ValueError(
+                "monotonic_cst is for two classes with one output, the probability of the second "
+                f"of which is to rise or fall; got {n_outputs} classes and loss={self.loss!r}."
+            )
         if n_outputs == 2 and not two_outputs:
             n_outputs = 1
         return Targets(codes, n_outputs, weight, strata=codes)
 
 
-def _product(weight: NDArray[Any] | None, other: NDArray[Any]) -> NDArray[Any]:
+def _product(weight: Array | None, other: Array) -> Array:
     return other if weight is None else weight * other
 
 

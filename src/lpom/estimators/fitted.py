@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from lpom.training.data import ROWS, dense_rows
 from lpom.training.history import History
 from lpom.training.interface import check_finite, check_unmasked, plain_tensor
 from lpom.training.trainer import Result
+
+Array: TypeAlias = NDArray[Any]
 
 
 class Design(NamedTuple):
@@ -43,9 +45,10 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
     result_: Result
     history_: History
     t_: int
+    alpha_: float  # what alpha was, or was chosen to be
     _model: nn.Sequential
     _design: Design
-    _column_units: NDArray[Any] | None  # what columns were divided by in training
+    _column_units: Array | None  # what columns were divided by in training
     _trained_by: Method[Any] | None  # None: read from a file
     _random: np.random.RandomState  # goes on from one partial_fit to the next
 
@@ -85,12 +88,12 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         return tags
 
     @property
-    def coefs_(self) -> list[NDArray[Any]]:
+    def coefs_(self) -> list[Array]:
         """Weights of each layer, of shape (inputs, outputs); read-only."""
         return [_read_only(linear.weight.T) for linear in self._linears()]
 
     @property
-    def intercepts_(self) -> list[NDArray[Any]]:
+    def intercepts_(self) -> list[Array]:
         """Biases of each layer; read-only."""
         return [_read_only(linear.bias) for linear in self._linears()]
 
@@ -174,8 +177,8 @@ class FittedMLP(BaseEstimator):  # type: ignore[misc]
         return [module for module in self._answering() if isinstance(module, nn.Linear)]
 
 
-def _read_only(values: Tensor) -> NDArray[Any]:
-    array: NDArray[Any] = values.detach().cpu().numpy()
+def _read_only(values: Tensor) -> Array:
+    array: Array = values.detach().cpu().numpy()
     array.flags.writeable = False
     return array
 

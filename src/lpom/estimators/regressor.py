@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d
 from torch import nn
@@ -16,8 +14,7 @@ from torch import nn
 from lpom import activations, losses
 from lpom.activations import Identity
 from lpom.estimators.base import BaseMLP, Targets
-from lpom.parallel import Parallel
-from lpom.training import Callback
+from lpom.estimators.fitted import Array
 
 
 @final
@@ -44,30 +41,21 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
     _offset = np.zeros(1)
     _scale = np.ones(1)
 
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        callbacks: Iterable[Callback] = (),
-        progress: bool | None = False,
-        parallel: Parallel | None = None,
-    ) -> MLPRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, **options: Any) -> MLPRegressor:
         """Train on ``X`` (n_samples, n_features) and ``y``, one or several columns of numbers.
 
-        ``callbacks``, ``progress`` and ``parallel`` are those of :func:`lpom.fit`.
+        ``options`` are further arguments of :func:`lpom.fit`: ``callbacks``, ``progress``, ...
         """
-        return self._fit(X, y, sample_weight, (callbacks, progress, parallel))
+        return self._fit(X, y, sample_weight, options)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> MLPRegressor:
         """Go over this data once, from where the last call ended, at the full learning rate."""
         return self._partial_fit(X, y, sample_weight)
 
-    def predict(self, X: Any) -> NDArray[Any]:
+    def predict(self, X: Any) -> Array:
         """Numbers in the units of the target, (n_samples,) or (n_samples, n_outputs)."""
-        outputs: NDArray[Any] = self._outputs(X).numpy()
-        numbers: NDArray[Any] = self._offset + self._scale * outputs
+        outputs: Array = self._outputs(X).numpy()
+        numbers: Array = self._offset + self._scale * outputs
         if self._keeps_digits(outputs.dtype):
             numbers = numbers.astype(outputs.dtype)
         return numbers[:, 0] if self.n_outputs_ == 1 else numbers
@@ -89,7 +77,7 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
             last.bias.mul_(scale).add_(offset)
         return network
 
-    def _targets(self, y: Any, weight: NDArray[Any] | None, known: bool) -> Targets:
+    def _targets(self, y: Any, weight: Array | None, known: bool) -> Targets:
         if self.loss != "auto" and losses.get(self.loss).classifies:
             raise ValueError(
                 f"loss={self.loss!r} is for classes; a regressor takes 'squared' or 'huber'."
@@ -106,9 +94,7 @@ class MLPRegressor(MultiOutputMixin, RegressorMixin, BaseMLP):  # type: ignore[m
             self._offset, self._scale = self._units(numbers, weight)
         return Targets((numbers - self._offset) / self._scale, numbers.shape[1], weight)
 
-    def _units(
-        self, numbers: NDArray[Any], weight: NDArray[Any] | None
-    ) -> tuple[NDArray[Any], NDArray[Any]]:
+    def _units(self, numbers: Array, weight: Array | None) -> tuple[Array, Array]:
         """Mean and standard deviation of each column, 1 where it is constant."""
         n = numbers.shape[1]
         if activations.get(self.output_activation) != Identity():
