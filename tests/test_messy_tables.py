@@ -421,7 +421,9 @@ def test_messy_table(name, tmp_path):
     kept, tested = halves(y)
 
     kind = lpom.MLPRegressor if numbers else lpom.MLPClassifier
-    network = kind(learning_rate_init=0.006, max_iter=100, random_state=0).set_params(**made.train)
+    network = kind(alpha=1.0, learning_rate_init=0.006, max_iter=100, random_state=0).set_params(
+        **made.train
+    )
     model = make_pipeline(TableEncoder(**made.options), network)
     model.fit(frame.iloc[kept], y[kept])
     encoder = model[0]

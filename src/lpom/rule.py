@@ -16,7 +16,8 @@ be any function.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
@@ -158,6 +159,27 @@ def _held(g: Tensor, d: Tensor, sides: int) -> Move:
     return Move(d * g.sign(), g.abs() / d, 1)
 
 
+_WEIGHTS: list[Tensor | None] = [None]  # of the rows of the batch that is at work
+
+
+@contextmanager
+def row_weights(weights: Tensor | None) -> Iterator[None]:
+    """Within, a row counts as often in a `spread` as its weight says."""
+    before, _WEIGHTS[0] = _WEIGHTS[0], weights
+    try:
+        yield
+    finally:
+        _WEIGHTS[0] = before
+
+
+def _std_mean(flat: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Those of entries that come so many times each."""
+    total = weights.sum()
+    mean = (weights * flat).sum() / total
+    squares = (weights * (flat - mean) ** 2).sum()
+    return (squares / torch.where(total > 2, total - 1, total)).sqrt(), mean
+
+
 def spread(z: Tensor, most: float = 1.0) -> Tensor:
     """The standard deviation of a tensor, at most ``most``; from a sample where it is large.
 
@@ -167,9 +189,15 @@ def spread(z: Tensor, most: float = 1.0) -> Tensor:
     n = flat.numel()
     if n < 2:
         return z.new_full((), most)
+    weights = _WEIGHTS[0]
+    if weights is not None and len(weights) == len(z):
+        weights = weights.to(z).repeat_interleave(n // len(z))
+    else:
+        weights = None
     if n > SAMPLE:  # an odd step, so that no column of a picture is always met
-        flat = flat[:: (n // SAMPLE) | 1]
-    deviation, mean = torch.std_mean(flat)
+        step = (n // SAMPLE) | 1
+        flat, weights = flat[::step], None if weights is None else weights[::step]
+    deviation, mean = torch.std_mean(flat) if weights is None else _std_mean(flat, weights)
     info = torch.finfo(z.dtype)
     rounding = 1e4 * info.eps * torch.hypot(deviation, mean) + info.tiny**0.25
     found = deviation.clamp_max(most).maximum(rounding)

@@ -18,7 +18,7 @@ from lpom.methods.jumps import MEASURE_EVERY, Continuation, Spreads, StraightThr
 from lpom.methods.optimizers import PenalisedState, descend
 from lpom.objectives import Mu, Objective, contraction, per_node, total
 from lpom.penalties import Penalty, any_lazy, by_pattern
-from lpom.rule import Displacement, Rule, Weight
+from lpom.rule import Displacement, Rule, Weight, row_weights
 from lpom.settings import chosen, geometric
 from lpom.stack import Stack
 from lpom.states import States, Sweeps
@@ -146,9 +146,10 @@ class LPOM(Method[LPOMState]):
             return outputs
         if self.runs_model:
             state.run = state.run or problem.compiled(self.lifted(problem))
-            with torch.enable_grad():
-                outputs = problem.outputs(batch.inputs, state.run)
-            return descend(state, outputs, problem.loss, batch)
+            with row_weights(batch.weight):
+                with torch.enable_grad():
+                    outputs = problem.outputs(batch.inputs, state.run)
+                return descend(state, outputs, problem.loss, batch)
         return self._step_by_states(problem, batch, state)
 
     @torch.no_grad()

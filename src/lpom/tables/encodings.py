@@ -13,7 +13,7 @@ import numpy as np
 from lpom.tables.values import Array
 
 _TAIL = 3.0  # values may lie so many times the central 98 % outside of these
-_ROWS_PER_KNOT = 40
+_ROWS_PER_KNOT = 100
 _KNOTS = 12  # of the curve of a number
 _TOKEN = re.compile(r"\b[^\W\d_]{2,}\b")
 _SAMPLE = 5000  # texts that are looked at
@@ -117,7 +117,8 @@ class Pieces:
         svd = TruncatedSVD(n_components, random_state=0).fit(found)
         projected = found @ svd.components_.T
         center = np.average(projected, axis=0, weights=weights)
-        spread = np.sqrt(np.average((projected - center) ** 2, axis=0, weights=weights).max())
+        # as one-hot inputs, all of them together have a variance of about one
+        spread = np.sqrt(np.average((projected - center) ** 2, axis=0, weights=weights).sum())
         directions = (svd.components_ / max(float(spread), 1e-12)).astype(np.float32)
         return cls(words, vectorizer.get_feature_names_out().tolist(), vectorizer.idf_, directions)
 
