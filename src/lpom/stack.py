@@ -117,6 +117,8 @@ def answer(activation: Activation, z: Tensor, x: Tensor, g: Tensor, rule: Rule) 
         return g
     if isinstance(activation, Softmax):
         return softmax_answer(x, g, rule)
+    if activation.measured:
+        return rule.device(activation, z, x, g)
     if isinstance(rule, Weight):  # which knows forms without the difference of two near numbers
         return activation.answer(z, g, rule.mu, said=x)
     if isinstance(activation, ReLU) and rule.sides == 2:

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 
 import lpom
@@ -287,3 +288,54 @@ def test_a_table_with_noise_is_read_further_away():
     exact[1] = nn.Tanh()
     found, expected = gradient(lpom.lift(model), x), gradient(exact, x)
     assert torch.cosine_similarity(found.flatten(), expected.flatten(), 0) > 0.97
+
+
+def digits():
+    X, y = load_digits(return_X_y=True)
+    return (X / 16).astype(np.float32), y
+
+
+@pytest.mark.parametrize("mu", [None, 20.0])
+def test_fit_reads_each_value_once_and_from_both_sides(mu):
+    X, y = digits()
+    lab = Lab(20, noise=0.02)
+    device = measured(lab, noise=0.02)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 20), device.to_module(), nn.Linear(20, 10))
+    method = lpom.methods.LPOM(mu=mu)
+    lpom.fit(model, X[:500], y[:500], method=method, epochs=1, batch_size=50)
+    few = 1.4 if mu else 1.1  # values for the history come on top
+    assert device.readings == lab.read_values <= few * 500 * 20 * (2 if mu else 3)
+
+
+def test_fit_trains_through_a_device_as_well_as_through_its_curve():
+    X, y = digits()
+    device = measured(Lab(30, noise=0.04))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 30), device.to_module(), nn.Linear(30, 10))
+    lpom.fit(model, X[:1200], y[:1200], loss="cross-entropy", epochs=15, batch_size=50)
+    _, accuracy = lpom.evaluate(model, X[1200:], y[1200:], loss="cross-entropy")
+    assert accuracy > 0.85
+    before = device.readings
+    _, curves = lpom.evaluate(calibrated(model), X[1200:], y[1200:], loss="cross-entropy")
+    assert curves > accuracy - 0.03 and device.readings == before
+
+
+def test_a_fault_in_fit_leaves_the_weights_of_the_last_step(tmp_path):
+    X, y = digits()
+    faulty = Faulty("raises", 0)
+    device = measured(faulty, shared=True, retries=0, noise=0.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 20), device.to_module(), nn.Linear(20, 10))
+    start = copy.deepcopy(model.state_dict())
+
+    def read(z):
+        if faulty.calls == 40:
+            faulty.times = 10**9
+        return faulty(z)
+
+    device.read = read
+    with pytest.raises(DeviceError, match="cable out"):
+        lpom.fit(model, X, y, loss="cross-entropy", epochs=5, batch_size=50)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+    assert not torch.equal(model[0].weight, start["0.weight"])
