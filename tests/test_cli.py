@@ -32,7 +32,7 @@ from lpom.estimators.splits import split_rows
 from lpom.methods import LPOM
 from lpom.preparation import prepare
 from lpom.tables import TableEncoder
-from lpom.training import precision
+from lpom.training import compile as precision
 from lpom.training.history import History
 
 FAST = ("--hidden", "8", "--epochs", "3")

@@ -286,7 +286,7 @@ def test_the_objective_depends_on_weights_and_probe_alone(method, blobs):
 
 
 ADVICE = {
-    "lpom": (LPOM(), "Try a smaller learning_rate, or a larger mu."),
+    "lpom": (LPOM(), "Try a smaller learning_rate."),
     "exact": (LPOM(weights="exact"), "Try a larger ridge, or a larger mu."),
     "adam": (Adam(), "Try a smaller learning_rate."),
     "mac": (MAC(weights="gauss-newton"), "Try a larger ridge."),

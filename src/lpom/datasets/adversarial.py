@@ -11,7 +11,6 @@ on the data, found by the activations alone, so that jumps have one too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from lpom.checks import check_choice, check_number
 from lpom.datasets.augmentation import Batch, as_it_is
-from lpom.training.precision import Bfloat16, check_processor
+from lpom.training.compile import check_processor
 
 
 def adversarial_loader(
@@ -132,6 +131,6 @@ class _Moved(TorchDataset[Batch]):
         chosen = torch.tensor(rows)
         X, y = self.X[chosen.to(self.X.device)], self.y[chosen.to(self.y.device)]
         shares = torch.rand(len(rows), *[1] * (X.ndim - 1), generator=self.generator)
-        with Bfloat16() if self.rounded else nullcontext():
+        with torch.autocast(X.device.type, torch.bfloat16, enabled=self.rounded):
             direction = worst_direction(self.model, X, y, self.loss)
         return X + self.size * shares.to(X) * direction.to(X), y

@@ -39,6 +39,10 @@ class Backprop(Method[OptimizerState]):
     costs: ClassVar[str] = "three products per layer: forward, back, weights"
 
     @property
+    def runs_model(self) -> bool:
+        return True
+
+    @property
     def steadier(self) -> tuple[str, ...]:
         return ("a smaller learning_rate",)
 
@@ -63,7 +67,7 @@ class Backprop(Method[OptimizerState]):
 
     def step(self, problem: Problem, batch: Batch, state: OptimizerState) -> Tensor | None:
         with torch.enable_grad():
-            outputs = problem.outputs(batch.inputs, problem.runner)
+            outputs = problem.outputs(batch.inputs, problem.plain)
         return descend(state, outputs, problem.loss, batch)
 
     def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:

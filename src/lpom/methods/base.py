@@ -19,6 +19,8 @@ from lpom.objectives import Objective
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
 
+#: What runs a model: itself, or what torch's compiler has made of it.
+Runner: TypeAlias = Callable[..., Any]
 #: Inputs of a model: one tensor, a tuple of its arguments, or a dictionary of them by name.
 Inputs: TypeAlias = Any
 
@@ -67,15 +69,15 @@ class Problem:
         With which the model is traced when its graph is asked for.
     read : callable
         Makes one tensor of what the model returns.
-    compiled : callable
-        What runs a model in a step: itself, or what torch's compiler has made of it.
+    compiled : callable, optional
+        Makes of a model that which runs it in a step, as `torch.compile` does; None for itself.
     """
 
     model: nn.Module
     loss: Loss
     example: Inputs = None
     read: Callable[[Any], Tensor] = main_output
-    compiled: Callable[[nn.Module], Callable[..., Any]] = lambda model: model
+    compiled: Callable[[nn.Module], Runner] | None = None
 
     @classmethod
     def on(cls, graph: Graph, loss: Loss, model: nn.Module) -> Problem:
@@ -125,9 +127,13 @@ class Problem:
             return False
 
     @cached_property
-    def runner(self) -> Callable[..., Any]:
-        """What runs the model in a step of back-propagation."""
-        return self.compiled(self.model)
+    def plain(self) -> Runner:
+        """What runs the model itself in a step."""
+        return self.runner(self.model)
+
+    def runner(self, model: nn.Module) -> Runner:
+        """What runs a model in a step."""
+        return model if self.compiled is None else self.compiled(model)
 
     def outputs(self, inputs: Inputs, model: Callable[..., Any] | None = None) -> Tensor:
         """The network's outputs as one tensor, by another model with the same weights if given."""
@@ -303,6 +309,15 @@ class Method(Settings, ABC, Generic[S]):
     equation: ClassVar[str]  # the objective, in words a table can hold
     costs: ClassVar[str]  # what the blocks of one step cost
     full_batch: ClassVar[bool] = False  # needs all data at once
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether a step is autograd on the model, with whatever rule, and asks for no graph."""
+        return False
+
+    def lifted(self, problem: Problem) -> nn.Module:
+        """The model that a step runs where it `runs_model`: itself, or with another rule."""
+        return problem.model
 
     @property
     def steadier(self) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from lpom.activations import Activation
 from lpom.checks import check_choice, check_pair
 from lpom.graph import Graph
 from lpom.methods.base import Batch, Method, Problem
-from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
 from lpom.methods.jumps import MEASURE_EVERY
+from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
 from lpom.objectives import Objective, total
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import geometric

@@ -145,7 +145,7 @@ class LPOM(Method[LPOMState]):
             optimizer.step()
             return outputs
         if self.runs_model:
-            state.run = state.run or problem.compiled(self.lifted(problem))
+            state.run = state.run or problem.runner(self.lifted(problem))
             with row_weights(batch.weight):
                 with torch.enable_grad():
                     outputs = problem.outputs(batch.inputs, state.run)
@@ -257,7 +257,8 @@ class LPOM(Method[LPOMState]):
             by = self.weights
             state.make(problem, by.optimizer, by.learning_rate, by.schedule)
             varies = isinstance(self.displacement, Mapping) or isinstance(self.sides, Mapping)
-            if self.one_sweep and self.penalties is None and not varies:
+            plain = problem.compiled is None and self.penalties is None
+            if self.one_sweep and plain and not varies:
                 state.stack = Stack.of(problem.model)
                 state.rules = self._rules(state)
         else:

@@ -17,16 +17,15 @@ from lpom.checks import as_device, check_number
 from lpom.exceptions import CheckpointError, UntrainableError
 from lpom.graph.tracing import unwrapped
 from lpom.methods import Method, Problem, State
-from lpom.methods.backprop import Backprop
 from lpom.methods.base import fingerprint, main_output
 from lpom.methods.optimizers import OptimizerState
 from lpom.modes import evaluating
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
 from lpom.training.callbacks import Callback, EarlyStopping, Signals
 from lpom.training.checkpoint import Checkpoint, RunFolder, copied, encode
+from lpom.training.compile import check_runner, runner
 from lpom.training.data import Arrays, Loader, Source, to_measure
 from lpom.training.interface import Interface, n_rows, own_loss, target_of
-from lpom.training.precision import check_precision
 from lpom.training.randomness import Generators, as_seed, seeded
 from lpom.training.score import measure
 from lpom.training.task import FunctionLoss, LossLike, Task
@@ -116,12 +115,13 @@ def fit(
         The result, and at the end the model, are the same on every rank. ``callbacks`` run on the
         first; its checkpoints are written between epochs, and go on with any number of ranks. A
         ``DataLoader`` gives each rank rows of its own
-    precision : "bf16" for steps whose products and convolutions round their factors to bfloat16,
-        which takes about half the time where layers are wide and the processor has instructions
-        for it. States, weights and all that is measured stay in float32
-    compile : whether steps go through torch's compiler, which takes from seconds to minutes at the
-        first one and a compiler for C++; where it can't be had, that is said and they are made
-        without. It pays for small networks, attention and batch norm, less for convolutions alone
+    precision : "bf16" for steps under ``torch.autocast``, whose products round their factors to
+        bfloat16. That takes about half the time where layers are wide and the processor has
+        instructions for it. Weights, losses and all that is measured stay in float32
+    compile : whether the model, with the rule of the method, goes through ``torch.compile`` in a
+        step, which takes from seconds to minutes at the first one and a compiler for C++; where
+        that fails, a warning says why and steps are made without. It pays for attention and
+        batch norm, less for convolutions alone
     diagnostics : whether the history has the objective, gaps and contraction rates after every
         epoch, which take about as long as two or three steps. They need a model that torch.fx can
         follow. By default it has them where the method works on the graph of the model
@@ -205,16 +205,15 @@ def fit(
         task.check_range(targets, interface.output_activation)
         if isinstance(task.loss, FunctionLoss) and first.weight is not None:
             task.loss.check_weighable(interface.outputs, first.target[:2])
-        problem = _problem(interface, task)
+        problem = _problem(interface, task, compile and method.runs_model, precision)
         if place.type == "cpu" and _is_small(model, len(first)):
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
+        check_runner(compile, precision, method, [p.detach() for p in model.parameters()])
         begun = _state(method, problem, weight_decay, state)
         if diagnostics:
             problem.graph  # noqa: B018 - which raises where there is none
         _check_hooks(problem, method)
-        check_precision(precision, method, begun, [p.detach() for p in model.parameters()])
-        _check_compile(compile, precision, parallel)
         team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
         trainer = Trainer(
             problem,
@@ -300,15 +299,6 @@ def _check_averaging(decay: float, method: Method[Any], parallel: Parallel | Non
         )
 
 
-def _check_compile(compile: bool, precision: str | None, parallel: Parallel | None) -> None:
-    if compile and (precision is not None or (parallel is not None and parallel.size > 1)):
-        other = "precision" if precision is not None else "parallel"
-        raise ValueError(
-            f"compile=True is for steps of one process in the precision of the weights; leave "
-            f"compile or {other} out."
-        )
-
-
 def _is_small(model: nn.Module, rows: int) -> bool:
     """Whether threads would cost more than they bring."""
     owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
@@ -359,9 +349,15 @@ def _from_first_batch(model: nn.Module, loader: Loader, loss: LossLike) -> tuple
     return interface, task
 
 
-def _problem(interface: Interface, task: Task) -> Problem:
+def _problem(
+    interface: Interface, task: Task, compile: bool = False, precision: str | None = None
+) -> Problem:
     read = own_loss if interface.own_loss else main_output
-    return Problem(interface.model, task.loss, interface.example, read)
+    if precision is not None:  # losses are taken in the precision of the weights
+        rounded, like = read, interface.like
+        read = lambda outputs: rounded(outputs).to(like.dtype)  # noqa: E731
+    compiled = runner(compile, precision)
+    return Problem(interface.model, task.loss, interface.example, read, compiled)
 
 
 def _place(model: nn.Module, *, training: bool = True) -> torch.device:
@@ -497,7 +493,7 @@ def _check_rows(X: Any) -> None:
 
 
 def _check_hooks(problem: Problem, method: Method[Any]) -> None:
-    if isinstance(method, Backprop) or not problem.is_traced:
+    if method.runs_model:
         return
     for name, parameter in problem.model.named_parameters():
         if parameter._backward_hooks:

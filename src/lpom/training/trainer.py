@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,10 +34,8 @@ from lpom.training.checkpoint import (
     settings_of,
     weights_of,
 )
-from lpom.training.compiling import Step, compiled
 from lpom.training.data import Source
 from lpom.training.history import Epoch, History
-from lpom.training.precision import in_bfloat16
 from lpom.training.randomness import Generators
 from lpom.training.score import Score, measure
 from lpom.training.task import Task
@@ -119,10 +117,8 @@ class Trainer:
         Where the run is kept.
     seed, generators
         What the generators were seeded with; they were noted before a batch was read.
-    precision : "bf16", optional
-        That of the products of a step.
-    compile : bool
-        Whether steps go through torch's compiler.
+    precision, compile
+        How a step runs the model, to be written down.
     averaging : float
         Decay of a running mean of the weights, which is measured and kept in their place; 0 for
         none.
@@ -161,11 +157,8 @@ class Trainer:
         self.method, self.state = method, state
         self.team: Team = team or Alone()
         self._probe = train.probe()
-        step: Step = self._step_alone if team is None else team.step
-        if compile:
-            step = compiled(step, method, problem, state, self._probe.inputs.shape)
-        self.precision, self._step = precision, in_bfloat16(step) if precision else step
-        self.compile = compile
+        step: Callable[[Batch], Tensor | None] = self._step_alone if team is None else team.step
+        self._step, self.precision, self.compile = step, precision, compile
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
