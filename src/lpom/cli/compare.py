@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, final
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -18,11 +19,11 @@ from rich.table import Table
 
 from lpom import methods, mlp
 from lpom.cli import options
+from lpom.cli.data import Data
 from lpom.cli.options import RUN, TRAINING
-from lpom.cli.run import Settings
+from lpom.cli.run import Settings, sizes
 from lpom.comparison import Comparison, Trial, each_trial
 from lpom.files import write_atomically
-from lpom.preparation import Prepared
 from lpom.training.callbacks import Bar
 
 RESULTS, TABLE = "results.jsonl", "table.md"
@@ -30,7 +31,7 @@ RESULTS, TABLE = "results.jsonl", "table.md"
 
 def compare(
     context: typer.Context,
-    data: options.Data,
+    data: options.Table,
     chosen: Annotated[
         str,
         typer.Option(
@@ -96,12 +97,12 @@ def compare(
         lpom compare churn.csv --target left --methods lpom,adam,admm
         lpom compare digits --methods lpom,mypackage.mine:MyMethod --epochs 10
     """
-    prepared = options.prepared(context)
-    n_rows = len(prepared.train[0])
+    table_read = options.read_data(context)
+    n_rows = len(table_read.train[1])
     size, n_epochs = Settings(epochs=epochs, batch_size=batch_size).planned(n_rows)
     names = methods.names() if chosen == "all" else chosen.split(",")
     plan = _Plan(
-        prepared,
+        table_read,
         _methods(names, settings or ()),
         tuple(options.numbers("--seeds", seeds, int)),
         {"default": n_epochs} | _epochs(set_epochs or ()),
@@ -111,7 +112,7 @@ def compare(
         loss,
         size or n_rows,
     )
-    folder = out or Path("comparisons") / f"{Path(prepared.name).stem}-{plan.digest}"
+    folder = out or Path("comparisons") / f"{Path(table_read.name).stem}-{plan.digest}"
     folder.mkdir(parents=True, exist_ok=True)
     try:
         found = plan.run(folder)
@@ -122,7 +123,7 @@ def compare(
         )
         raise typer.Exit(130) from None
     head, *body = found.rows()
-    page = f"# {prepared.name}\n\n{plan.about()}\n\n{found}\n"
+    page = f"# {table_read.name}\n\n{plan.about()}\n\n{found}\n"
     write_atomically(folder / TABLE, page.encode())
     table = Table()
     for k, name in enumerate(head):
@@ -140,7 +141,7 @@ def compare(
 class _Plan:
     """What is compared."""
 
-    data: Prepared
+    data: Data
     methods: list[methods.Method[Any]]
     seeds: tuple[int, ...]
     epochs: dict[str, int]
@@ -152,8 +153,7 @@ class _Plan:
 
     @property
     def sizes(self) -> list[int]:
-        outputs = self.data.n_outputs(self.output)
-        return [self.data.features.n_inputs, *self.hidden, outputs]
+        return sizes(self.data, self.hidden, self.output)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -170,14 +170,29 @@ class _Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:6]
 
     def about(self) -> str:
-        (X, _), (X_test, _) = self.data.train, self.data.test
-        sizes = "-".join(map(str, self.sizes))
+        (_, y), (_, y_test) = self.data.train, self.data.test
+        widths = "-".join(map(str, self.sizes))
         return (
-            f"Network {sizes}, {self.activation}, output {self.output}; "
-            f"{self.epochs['default']} epochs, batches of {self.batch_size}; {len(X):,} rows to "
-            f"train on, {len(X_test):,} to test; seeds {', '.join(map(str, self.seeds))}. "
+            f"Network {widths}, {self.activation}, output {self.output}; "
+            f"{self.epochs['default']} epochs, batches of {self.batch_size}; {len(y):,} rows to "
+            f"train on, {len(y_test):,} to test; seeds {', '.join(map(str, self.seeds))}. "
             f"{self.data.notes}"
         )
+
+    def _tensors(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Inputs and targets to train on and to test; numbers to predict are standardised."""
+        y = self.data.train[1]
+        target = self.data.target
+        mean, scale = (y.mean(0), y.std(0)) if target.task == "regression" else (0.0, 1.0)
+        parts = []
+        for X, truth in (self.data.train, self.data.test):
+            if target.task == "regression":
+                truth = ((truth - mean) / scale).astype(np.float32)
+            elif truth.ndim == 1:
+                truth = np.searchsorted(np.array(target.classes[0]), truth)
+            inputs = self.data.encoder.transform(X)
+            parts.append((torch.as_tensor(inputs), torch.as_tensor(truth)))
+        return parts
 
     def run(self, folder: Path) -> Comparison:
         """Run what `folder` does not have yet."""
@@ -186,10 +201,7 @@ class _Plan:
         settings = json.loads(json.dumps(self.describe(), default=str))
         records = [record for record in map(json.loads, lines) if record["of"] == settings]
         kept = {(r["trial"]["method"], r["trial"]["seed"]): r["trial"] for r in records}
-        (X, y), test = self.data.train, self.data.test
-        if self.data.target.task == "regression":  # methods expect numbers of about one
-            mean, scale = y.mean(0), y.std(0)
-            y, test = (y - mean) / scale, (test[0], (test[1] - mean) / scale)
+        (X, y), (X_test, y_test) = self._tensors()
         trials = [Trial.from_record(record) for record in kept.values()]
         total = len(self.seeds) * len(self.methods)
         with Bar(total) as bar:
@@ -199,12 +211,12 @@ class _Plan:
                     continue
                 for trial in each_trial(
                     mlp(self.sizes, self.activation, self.output, seed=seed),
-                    torch.as_tensor(X),
-                    torch.as_tensor(y),
+                    X,
+                    y,
                     methods=missing,
                     seeds=[seed],
                     epochs={k: v for k, v in self.epochs.items() if _named(k, missing)},
-                    validation_data=tuple(map(torch.as_tensor, test)),
+                    validation_data=(X_test, y_test),
                     loss=self.loss,
                     batch_size=self.batch_size,
                     progress=False,

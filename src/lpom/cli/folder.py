@@ -19,7 +19,13 @@ from lpom.exceptions import ModelFileError
 from lpom.files import check_writable, write_atomically
 from lpom.training.checkpoint import hold
 
-MODEL, CONFIG, HISTORY = FILES = ("model.safetensors", "config.json", "history.jsonl")
+MODEL, SETTINGS, METRICS, HISTORY, PREDICTIONS = FILES = (
+    "model.safetensors",
+    "settings.json",
+    "metrics.json",
+    "history.jsonl",
+    "predictions.csv",
+)
 REPORT = "report.html"  # which may lie beside them
 CHECKPOINT = "checkpoint"
 _BEGUN, _LOCK = "run.json", "run.lock"  # in the checkpoint

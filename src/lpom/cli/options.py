@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from lpom import activations, datasets, losses, methods
-from lpom.preparation import TEST_FRACTION, Prepared, Reading, prepare
+from lpom import activations, losses, methods
+from lpom.cli.data import BUNDLED, TEST_FRACTION, Data, Source, read
 
 TABLE, NETWORK, TRAINING, RUN = "The table", "The network", "Training", "The run"  # of --help
 
@@ -25,12 +24,12 @@ def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return complete
 
 
-Data: TypeAlias = Annotated[
+Table: TypeAlias = Annotated[
     str,
     typer.Argument(
         help="A CSV, Parquet, Excel or NPZ file, - for a CSV from standard input, or "
-        f"{', '.join(datasets.names())}.",
-        autocompletion=completing(datasets.names),
+        f"{', '.join(BUNDLED)}.",
+        autocompletion=completing(lambda: BUNDLED),
     ),
 ]
 TargetColumn: TypeAlias = Annotated[
@@ -57,7 +56,8 @@ Kinds: TypeAlias = Annotated[
     typer.Option(
         "--as",
         metavar="NAME=KIND",
-        help="number, yes/no, category, date or dropped, where values mislead; may be repeated.",
+        help="number, yes/no, category, text, date or dropped, where values mislead; may be "
+        "repeated.",
         rich_help_panel=TABLE,
     ),
 ]
@@ -103,10 +103,6 @@ TestFraction: TypeAlias = Annotated[
         help=f"Of the rows, held out for testing ({TEST_FRACTION}).",
         rich_help_panel=TABLE,
     ),
-]
-DataDir: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="With the files of a data set (else LPOM_DATA)."),
 ]
 Hidden: TypeAlias = Annotated[
     str,
@@ -243,21 +239,17 @@ def given(context: typer.Context) -> dict[str, Any]:
     return found
 
 
-def prepared(context: typer.Context, seed: int = 0) -> Prepared:
+def read_data(context: typer.Context, seed: int = 0) -> Data:
     """The data that a command's options about tables ask for."""
     chosen = context.params
-    reading = ("encoding", "separator", "decimal", "thousands", "date_order")
-    return prepare(
-        chosen["data"],
-        target=chosen["target"],
-        task=chosen["task"],
+    alike = ("data", "task", "encoding", "separator", "decimal", "thousands", "date_order")
+    source = Source(
+        **{name: chosen[name] for name in (*alike, "test_fraction")},
+        target=tuple(chosen["target"] or ()),
         ignore=tuple(chosen["ignore"] or ()),
         kinds=pairs("--as", "zip=category", chosen["kinds"]),
-        reading=Reading(**{name: chosen[name] for name in reading}),
-        test_fraction=chosen["test_fraction"],
-        data_dir=chosen.get("data_dir"),
-        seed=seed,
     )
+    return read(source, seed)
 
 
 def value(text: str) -> Any:

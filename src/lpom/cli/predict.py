@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pandas as pd
 import typer
 
-from lpom import load
 from lpom.cli import options
+from lpom.cli.data import Source
+from lpom.cli.run import Run
+from lpom.cli.scores import scores
 from lpom.cli.tables import written
-from lpom.datasets.files import STDIN
+from lpom.datasets.files import STDIN, read_table
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
-from lpom.predictor import Predictor
 from lpom.tables.values import Array
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a model file.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     file: Annotated[
         str,
-        typer.Argument(
-            help="A table with the same columns, - for a CSV from standard input; of pictures a "
-            ".npz file with an array X."
-        ),
+        typer.Argument(help="A table with the same columns, or - for a CSV from standard input."),
     ],
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV to write (else to standard output).")
@@ -60,11 +60,17 @@ def predict(
             raise ValueError(f"--out names the table to predict, {file}; name another file.")
         if not force:
             raise ValueError(f"{out} is there already. Name another file, or use --force.")
-    predictor = load(run)
-    frame = predictor.table(file, encoding=encoding, separator=separator)
+    kept_run = Run.read(run)
+    source = Source.of(kept_run.settings["data"]["source"])
+    frame = read_table(
+        file, encoding=encoding or source.encoding, separator=separator or source.separator
+    ).frame
+    frame = frame.set_axis(frame.columns.astype(str), axis=1)
     kept = _kept(frame, keep or [])
-    inputs = predictor.encode(frame)
-    answers = predictor.answers(inputs, probabilities=proba)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        inputs = kept_run.encoder.transform(_in_order(frame, kept_run))
+    answers = _answers(kept_run, inputs, proba)
     shown = _short(_no_formulas(answers))
     table = pd.concat([kept.reset_index(drop=True), shown], axis=1)
     text = table.to_csv(index=False, lineterminator="\n")
@@ -72,7 +78,7 @@ def predict(
         typer.echo(text, nl=False)
     else:
         write_atomically(out, text.encode())
-    _say(predictor, frame, inputs, out)
+    _say(kept_run, frame, inputs, out)
 
 
 def _short(answers: pd.DataFrame) -> pd.DataFrame:
@@ -109,18 +115,51 @@ def _kept(frame: pd.DataFrame, names: list[str]) -> pd.DataFrame:
     return frame[names]
 
 
-def _say(predictor: Predictor, frame: pd.DataFrame, inputs: Array, out: Path | None) -> None:
-    target = predictor.target
+def _in_order(frame: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """Columns without names, as of an array, stand for those of training in their order."""
+    names = list(run.encoder.columns_)
+    nameless = [f"X{k}" for k in range(len(names))]
+    if list(frame.columns) == nameless and set(names) != set(nameless):
+        return frame.set_axis(names, axis=1)
+    return frame
+
+
+def _answers(run: Run, inputs: Array, proba: bool) -> pd.DataFrame:
+    answers = run.target.answers(run.estimator.predict(inputs))
+    if proba:
+        if not hasattr(run.estimator, "predict_proba"):
+            raise ValueError(
+                f"{run.target.name!r} is a number, and a number has no probabilities of classes. "
+                "Leave --proba out."
+            )
+        target = run.target
+        shares = run.estimator.predict_proba(inputs).astype(float)
+        if len(target.names) == 1:  # a column also for a class that no row to train on had
+            columns = [list(target.classes[0]).index(label) for label in run.estimator.classes_]
+            whole = np.zeros((len(inputs), len(target.classes[0])))
+            whole[:, columns] = shares
+            shares = whole
+        answers |= target.probabilities(shares)
+    return pd.DataFrame(answers)
+
+
+def _say(run: Run, frame: pd.DataFrame, inputs: Array, out: Path | None) -> None:
+    target = run.target
     if out is not None:
         typer.echo(f"wrote {len(frame):,} predictions of {target.name} to {out}", err=True)
     if not set(target.names) <= set(frame.columns):
         return
-    known, given = target.known(frame), target.given(frame)
+    y, known = target.read(frame)
+    if target.task == "classification" and y.ndim == 1:
+        met = np.isin(y, run.estimator.classes_)
+        known[np.flatnonzero(known)[~met]] = False
+        y = y[met]
+    given = frame[list(target.names)].notna().all(axis=1).to_numpy()
     if known.any():
-        scores = predictor.scores(inputs[known], target.encode(frame[known]))
-        said = ", ".join(f"{name} {written(name, value)}" for name, value in scores.items())
+        values = scores(run.estimator, inputs[known], y, target)
+        text = ", ".join(f"{name} {written(name, value)}" for name, value in values.items())
         rows = "rows that have" if (known == given).all() else "rows with a known"
-        typer.echo(f"{said} on the {int(known.sum()):,} {rows} {target.name}", err=True)
+        typer.echo(f"{text} on the {int(known.sum()):,} {rows} {target.name}", err=True)
     if (strange := given & ~known).any():
         example = frame[list(target.names)][strange].iloc[0].tolist()
         typer.echo(

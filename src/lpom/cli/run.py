@@ -1,7 +1,9 @@
-"""Train on a table or a data set of a known name, and keep the run in a folder."""
+"""Train a pipeline on a table, and keep the run in a folder."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
@@ -16,34 +18,39 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 import torch
+from sklearn.pipeline import Pipeline
 
 import lpom
 from lpom import methods
 from lpom.checks import as_device, check_number
+from lpom.cli.data import Data, Source, read
 from lpom.cli.folder import (
-    CONFIG,
     HISTORY,
+    METRICS,
     MODEL,
+    PREDICTIONS,
     REPORT,
+    SETTINGS,
     begun,
     check_folder,
     forget_checkpoint,
 )
+from lpom.cli.scores import baseline, scores
 from lpom.estimators import MLPClassifier, MLPRegressor
 from lpom.exceptions import DataError, DivergenceError, ModelFileError, unknown_name
 from lpom.files import checksum, write_atomically
 from lpom.methods import Method
-from lpom.predictor import Predictor
-from lpom.preparation import Prepared, prepare
 from lpom.settings import Settings as SettingsOf
-from lpom.tables.old import Classes, Target
-from lpom.tables.scores import always, majority
+from lpom.tables import TableEncoder, Target
+from lpom.tables.numbers import NumberFormat
+from lpom.tables.values import Array
 from lpom.training import Callback, Checkpoint, Result
 from lpom.training.history import History
 
 _PATIENCE = 10  # epochs without a lower held-out loss, at least, before training stops
 _FEW_ROWS = 8  # to try settings on
 _ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
+_KEPT_ROWS, _KEPT_COLUMNS = 2000, 100  # of the test rows, for the report
 OF_LOWEST_LOSS = "of the lowest held-out loss"  # which weights a run that stops early keeps
 
 Estimator: TypeAlias = MLPClassifier | MLPRegressor
@@ -101,13 +108,12 @@ class Settings:
             return self.hidden
         return (50,) if n < 500 else (100,) if n < 5000 else (300, 100)
 
-    def estimator(self, data: Prepared) -> Estimator:
-        """The estimator that a user of Python would make for this data."""
-        n, target = len(data.train[0]), data.target
+    def estimator(self, target: Target, n: int) -> Estimator:
+        """The estimator that a user of Python would make for ``n`` rows to train on."""
         batch, epochs = self.planned(n)
-        made: MLPClassifier | MLPRegressor
-        made = MLPRegressor() if target.task == "regression" else MLPClassifier()
-        made.set_params(
+        estimator: Estimator
+        estimator = MLPRegressor() if target.task == "regression" else MLPClassifier()
+        estimator.set_params(
             hidden_layer_sizes=self.widths(n),
             activation=self.activation,
             output_activation=self.output_activation,
@@ -126,12 +132,12 @@ class Settings:
             diagnostics=True,  # for the report
         )
         if self.class_weight is not None:
-            made.set_params(class_weight=_class_weight(self.class_weight, target))
+            estimator.set_params(class_weight=_class_weight(self.class_weight, target))
         if self.method_settings:
-            made.set_params(
+            estimator.set_params(
                 **{f"method__{name}": value for name, value in self.method_settings.items()}
             )
-        return made
+        return estimator
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Settings:
@@ -142,42 +148,69 @@ class Settings:
 
 def method_settings(method: Method[Any]) -> dict[str, Any]:
     """Settings of a method, those of settings by names with a dot."""
-    found = method.get_params(deep=True)
-    plain = {name: value for name, value in found.items() if not isinstance(value, SettingsOf)}
+    params = method.get_params(deep=True)
+    plain = {name: value for name, value in params.items() if not isinstance(value, SettingsOf)}
     return {name.replace("__", "."): value for name, value in plain.items()}
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A trained predictor, its history, and ``config``: every setting, versions and results."""
+    """A trained pipeline and what is known of it, as its folder has it.
 
-    predictor: Predictor
+    Attributes
+    ----------
+    model : Pipeline of a `TableEncoder` and an estimator
+    settings : all that was asked for, and versions
+    metrics : what came out
+    predictions : of the test rows, column by column
+    """
+
+    model: Pipeline
+    target: Target
     history: History
-    config: dict[str, Any]
+    settings: dict[str, Any]
+    metrics: dict[str, Any]
+    predictions: dict[str, list[Any]]
+
+    @property
+    def encoder(self) -> TableEncoder:
+        return self.model[0]  # type: ignore[no-any-return]
+
+    @property
+    def estimator(self) -> Estimator:
+        return self.model[-1]  # type: ignore[no-any-return]
 
     def write(self, folder: Path) -> None:
         """Write the files of a run, each whole or not at all; an old report goes.
 
-        The config comes last and has the checksum of the model: a folder with files of two runs,
+        The metrics come last and have the checksum of the model: a folder with files of two runs,
         left by a process that was killed here, is told from a whole one.
         """
         (folder / REPORT).unlink(missing_ok=True)
-        self.predictor.save(folder / MODEL)
-        self.config["model"] = {"sha256": checksum(folder / MODEL)}
+        lpom.save(self.model, folder / MODEL)
         self.history.to_jsonl(folder / HISTORY)
-        config = _moved(self.config, lambda path: os.path.relpath(path, folder))
-        text = json.dumps(config, indent=2, ensure_ascii=False, default=str, allow_nan=False)
-        write_atomically(folder / CONFIG, (text + "\n").encode())
+        write_atomically(folder / PREDICTIONS, _as_csv(self.predictions).encode())
+        settings = {**self.settings, "target": asdict(self.target)}
+        _write_json(folder / SETTINGS, _moved(settings, lambda path: os.path.relpath(path, folder)))
+        _write_json(folder / METRICS, {**self.metrics, "sha256": checksum(folder / MODEL)})
 
     @classmethod
     def read(cls, folder: Path) -> Run:
         """The run that :meth:`write` left in a folder."""
         check_folder(folder)
+        model = lpom.load(folder / MODEL)
         try:
-            config = dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
-            config = _moved(config, lambda path: os.path.normpath(folder / path))
-            history = History.from_jsonl(folder / HISTORY, config.get("metric", "accuracy"))
+            settings = dict(json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+            settings = _moved(settings, lambda path: os.path.normpath(folder / path))
+            metrics = dict(json.loads((folder / METRICS).read_text(encoding="utf-8")))
+            digest, metric = metrics.pop("sha256"), metrics["metric"]
+            history = History.from_jsonl(folder / HISTORY, metric)
+            target = _target(settings.pop("target"))
+            text = (folder / PREDICTIONS).read_text(encoding="utf-8")
+            header, *rows = csv.reader(io.StringIO(text))
+            columns = zip(*rows, strict=True) if rows else ([] for _ in header)
+            predictions = {k: list(v) for k, v in zip(header, columns, strict=True)}
         except (
             ValueError,
             LookupError,
@@ -187,104 +220,104 @@ class Run:
             RecursionError,
         ) as error:
             raise ModelFileError(
-                f"{folder} is not a whole run: {CONFIG} or {HISTORY} is missing or damaged "
-                f"({error}). Train again."
+                f"{folder} is not a whole run: {SETTINGS}, {METRICS}, {HISTORY} or {PREDICTIONS} "
+                f"is missing or damaged ({error}). Train again."
             ) from error
-        predictor = Predictor.load(folder / MODEL, history)
-        if "model" in config and config["model"] != {"sha256": checksum(folder / MODEL)}:
+        if not isinstance(model, Pipeline):
+            raise ModelFileError(f"{folder / MODEL} holds no pipeline. Train again.")
+        if digest != checksum(folder / MODEL):
             raise ModelFileError(
-                f"{folder} holds files of two runs: {CONFIG} is not that of {MODEL}. "
+                f"{folder} holds files of two runs: {METRICS} is not that of {MODEL}. "
                 + (
                     f"`lpom train --resume {folder}` goes on with the later one."
                     if begun(folder)
                     else "Train again."
                 )
             )
-        return cls(predictor, history, config)
+        return cls(model, target, history, settings, metrics, predictions)
 
 
-def _moved(config: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
-    """A config with other paths to its data: in a file they are relative to its folder."""
-    source = config.get("data", {}).get("source")
-    if not source:
-        return config
-    source = dict(source)
-    if config["data"].get("sha256"):
-        source["data"] = move(source["data"])
-    elif source.get("data_dir") is not None:
-        source["data_dir"] = move(source["data_dir"])
-    return {**config, "data": {**config["data"], "source": source}}
+def _target(plain: Mapping[str, Any]) -> Target:
+    """A target from what JSON made of ``asdict``."""
+    return Target(
+        tuple(plain["names"]),
+        plain["task"],
+        tuple(NumberFormat(**form) for form in plain["formats"]),
+        tuple(tuple(classes) for classes in plain["classes"]),
+        tuple(plain["hints"]),
+    )
 
 
-def notes_to_resume(data: Prepared, settings: Settings) -> dict[str, Any]:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    write_atomically(path, (text + "\n").encode())
+
+
+def _as_csv(columns: dict[str, list[Any]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return file.getvalue()
+
+
+def _moved(settings: dict[str, Any], move: Callable[[str], str]) -> dict[str, Any]:
+    """Settings with another path to the table: in a file it is relative to its folder."""
+    data = settings["data"]
+    if not data["sha256"]:
+        return settings
+    source = {**data["source"], "data": move(data["source"]["data"])}
+    return {**settings, "data": {**data, "source": source}}
+
+
+def notes_to_resume(data: Data, settings: Settings) -> dict[str, Any]:
     """All that :func:`again` needs to go on with a run, as JSON can hold it."""
-    assert data.source is not None  # standard input can't be read again
-    files = [data.source["data"]] if data.name != data.source["data"] else []
-    return {
-        "source": data.source,
-        "settings": asdict(settings),
-        "files": digests(files),
-        "config": planned(data, settings),
-    }
+    return {"run": asdict(settings), "settings": planned(data, settings)}
 
 
-def again(notes: Mapping[str, Any]) -> tuple[Prepared, Settings]:
+def again(notes: Mapping[str, Any]) -> tuple[Data, Settings]:
     """The data and the settings of a run that was begun; raises if the data is another."""
-    check_files(notes["files"])
-    settings, source = Settings.of(notes["settings"]), dict(notes["source"])
-    data = prepare(**{**source, "ignore": tuple(source.get("ignore", ()))}, seed=settings.seed)
-    if json.loads(json.dumps(data.describe())) != notes["config"]["data"]:
-        raise DataError(
-            f"{data.name} is not what it was when the run was begun, so it can't go on. Use the "
-            "same files, or train anew."
-        )
-    return data, settings
-
-
-def digests(files: Iterable[str]) -> dict[str, str]:
-    """Checksums of files, for :func:`check_files`."""
-    return {file: checksum(Path(file)) for file in files}
-
-
-def check_files(known: Mapping[str, str]) -> None:
-    """Raise if a file is gone or is no longer what it was when the run was begun."""
-    for file, digest in known.items():
-        if not Path(file).is_file():
-            raise DataError(f"the run was begun with {file}, which is gone. Put it back to go on.")
-        if checksum(Path(file)) != digest:
+    settings, described = Settings.of(notes["run"]), notes["settings"]["data"]
+    source = Source.of(described["source"])
+    if described["sha256"]:
+        if not Path(source.data).is_file():
             raise DataError(
-                f"{file} has changed since the run was begun, so it can't go on. Put the file back "
-                "as it was, or train anew."
+                f"the run was begun with {source.data}, which is gone. Put it back to resume."
             )
+        if checksum(Path(source.data)) != described["sha256"]:
+            raise DataError(
+                f"{source.data} has changed since the run was begun, so it can't go on. Put the "
+                "file back as it was, or train anew."
+            )
+    return read(source, settings.seed), settings
 
 
-def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
-    """The config of a run before it is trained."""
-    estimator = settings.estimator(data)
+def planned(data: Data, settings: Settings) -> dict[str, Any]:
+    """The settings of a run before it is trained."""
+    n = len(data.train[1])
+    estimator = settings.estimator(data.target, n)
     method, batch = methods.get(estimator.method), estimator.batch_size
     if settings.learning_rate is not None:
         method = method.with_learning_rate(settings.learning_rate)
-    (_, trained), (_, tested) = data.train, data.test
-    if isinstance(data.target, Classes) and not np.isin(tested, trained).any():
-        raise DataError(
-            f"no row to test has a class of {data.target.name!r} that is among the "
-            f"{len(trained)} rows to train on: there are {len(data.target.classes)} classes in "
-            f"{len(trained) + len(tested)} rows, and each needs several."
-        )
     return {
         "data": data.describe(),
-        "network": network(data, settings),
+        "network": {
+            "sizes": sizes(data, settings.widths(n), settings.output_activation),
+            "activation": settings.activation,
+            "output_activation": settings.output_activation,
+        },
         "method": {"name": method.name, **method.plain()},
+        "loss": settings.loss,
         "learning_rate": settings.learning_rate,
         "alpha": estimator.alpha,
         "class_weight": settings.class_weight,
         "epochs": estimator.max_iter,
         "batch_size": None if batch == "auto" else batch,
+        "early_stopping": estimator.early_stopping,
         "seed": settings.seed,
         "device": str(estimator.device),
         "precision": settings.precision,
         "compile": settings.compile,
-        "status": "running",
         "versions": {
             "lpom": lpom.__version__,
             "torch": torch.__version__,
@@ -294,24 +327,24 @@ def planned(data: Prepared, settings: Settings) -> dict[str, Any]:
     }
 
 
-def network_text(described: Mapping[str, Any]) -> str:
-    """What the config says of a network, in one line."""
-    sizes = "-".join(map(str, described["sizes"]))
-    return f"{sizes}, {described['activation']}, {described['output_activation']} output"
+def sizes(data: Data, hidden: tuple[int, ...], output_activation: str) -> list[int]:
+    """Widths of all layers. Two classes have one output, or two that are compared."""
+    target, n_inputs = data.target, len(data.encoder.get_feature_names_out())
+    if len(target.names) > 1 or not target.classes:
+        return [n_inputs, *hidden, len(target.names)]
+    compares = not lpom.activations.get(output_activation).elementwise
+    n_classes = len(target.classes[0])
+    return [n_inputs, *hidden, n_classes if n_classes > 2 or compares else 1]
 
 
-def network(data: Prepared, settings: Settings) -> dict[str, Any]:
-    widths = settings.widths(len(data.train[0]))
-    outputs = data.n_outputs(settings.output_activation)
-    return {
-        "sizes": [data.features.n_inputs, *widths, outputs],
-        "activation": settings.activation,
-        "output_activation": settings.output_activation,
-    }
+def network_text(network: Mapping[str, Any]) -> str:
+    """The network in one line."""
+    widths = "-".join(map(str, network["sizes"]))
+    return f"{widths}, {network['activation']}, {network['output_activation']} output"
 
 
 def train(
-    data: Prepared,
+    data: Data,
     settings: Settings,
     *,
     progress: bool | None = None,
@@ -320,79 +353,122 @@ def train(
 ) -> Run:
     """Train on the training rows, measure the test rows once.
 
-    The very estimators of the library do it: of the training rows they hold out a tenth, stop
-    when the loss on it stands still, and keep the weights for which it was lowest. A run that was
-    kept in ``checkpoint`` goes on from there.
+    The estimators of the library do it: of the training rows they hold out a tenth, stop when the
+    loss on it stands still, and keep the weights for which it was lowest. A run that was kept in
+    ``checkpoint`` goes on from there.
     """
-    X, y = data.train
-    estimator = settings.estimator(data)
+    inputs = {part: _encoded(data.encoder, X) for part, (X, _) in data.parts().items()}
+    y = data.train[1]
+    estimator = settings.estimator(data.target, len(y))
     if checkpoint is not None:
         estimator.set_params(checkpoint=Checkpoint(checkpoint))
     started = datetime.now(UTC)
+    diverged = ""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
         try:
-            estimator.fit(X, y, callbacks=callbacks, progress=progress)
+            estimator.fit(inputs["train"], y, callbacks=callbacks, progress=progress)
         except DivergenceError as error:
             if error.estimator is None:
                 raise
             estimator, diverged = error.estimator, str(error)
-        else:
-            diverged = ""
+    estimator.set_params(checkpoint=None)
     result = estimator.result_
     chosen = estimator.early_stopping and result.status != "interrupted"
-    predictor = Predictor(estimator, data.features, data.target, data.reading)
     try:
-        results = {part: _results(predictor, *rows) for part, rows in data.parts().items()}
+        results = {
+            part: _results(estimator, inputs[part], truth, data.target)
+            for part, (_, truth) in data.parts().items()
+        }
     except DivergenceError:
         if checkpoint is not None:
             forget_checkpoint(checkpoint.parent)  # the run is at its end: it can't go on
         raise
-    results["test"]["baseline"] = _baseline(data)
-    config = {
-        **planned(data, settings),
-        "loss": {"name": result.task.loss.name, **result.task.loss.params()},
+    results["test"]["baseline"] = baseline(y, data.test[1], data.target)
+    metrics = {
         "status": result.status,
         **({"diverged": diverged} if diverged else {}),
+        "loss": {"name": result.task.loss.name, **result.task.loss.params()},
         "weights": OF_LOWEST_LOSS if chosen else "as they were at the end",
         "metric": result.task.metric,
         "results": results,
+        "hints": [*data.target.hints, *data.encoder.hints_],
         "timing": _timing(result, estimator.t_, started),
     }
-    return Run(predictor, result.history, config)
+    model = Pipeline([("table", data.encoder), ("network", estimator)])
+    kept = _predictions(data, estimator, inputs["test"])
+    return Run(model, data.target, result.history, planned(data, settings), metrics, kept)
 
 
-def check_settings(data: Prepared, settings: Settings) -> None:
+def _encoded(encoder: TableEncoder, X: Any) -> Array:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="unlike in training")  # as test rows may be
+        return encoder.transform(X)
+
+
+def _predictions(data: Data, estimator: Estimator, inputs: Array) -> dict[str, list[Any]]:
+    """Of the test rows, or some of them, with their columns if there are not too many."""
+    X, truth = data.test
+    rows = np.sort(np.random.default_rng(0).permutation(len(truth))[:_KEPT_ROWS])
+    inputs, truth = inputs[rows], truth[rows]
+    said = data.target.answers(estimator.predict(inputs))
+    actual = data.target.answers(truth)
+    columns: dict[str, Any] = {"row": data.tested[rows]}
+    for name, column in said.items():
+        columns[name.replace("prediction", "truth", 1)] = actual[name]
+        columns[name] = column
+    if data.target.task == "classification" and truth.ndim == 1:
+        columns["probability"] = estimator.predict_proba(inputs).max(axis=1).astype(float)
+    used = [name for name, column in data.encoder.columns_.items() if column.kind != "dropped"]
+    if len(used) <= _KEPT_COLUMNS:
+        for k, name in enumerate(data.encoder.columns_):
+            if name in used:
+                values = X[name].iloc[rows] if hasattr(X, "iloc") else X[rows, k]
+                columns[f"column {name}"] = ["" if _is_nothing(v) else v for v in values]
+    return {name: [_plain(value) for value in column] for name, column in columns.items()}
+
+
+def _is_nothing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
+
+
+def _plain(value: Any) -> Any:
+    return f"{float(value):.9g}" if isinstance(value, float | np.floating) else value
+
+
+def check_settings(data: Data, settings: Settings) -> None:
     """Raise now what training would raise of its settings: one step on a few rows."""
     X, y = data.train
     rows = np.unique(y, axis=0, return_index=True)[1][:_FEW_ROWS]
-    estimator = replace(settings, early_stopping=False).estimator(data)
-    if not isinstance(data.target, Classes):
+    estimator = replace(settings, early_stopping=False).estimator(data.target, len(y))
+    if data.target.task == "regression" or y.ndim > 1:
         rows = np.sort(rows)
     elif len(rows) < 2:
         return  # which training says better
+    if isinstance(estimator.class_weight if hasattr(estimator, "class_weight") else None, dict):
+        estimator.set_params(class_weight=None)  # of classes that may not be among the few rows
+    few = X.iloc[rows] if hasattr(X, "iloc") else X[rows]
     with warnings.catch_warnings(), suppress(ArithmeticError):
         warnings.simplefilter("ignore")
-        estimator.set_params(max_iter=1).fit(X[rows], y[rows])
+        estimator.set_params(max_iter=1).fit(data.encoder.transform(few), y[rows])
         if estimator.result_.status == "interrupted":
             raise KeyboardInterrupt
 
 
-def _results(predictor: Predictor, X: Any, y: Any) -> dict[str, Any]:
-    estimator = predictor.estimator
+def _results(estimator: Estimator, inputs: Array, truth: Array, target: Target) -> dict[str, Any]:
     known: Any = slice(None)
-    if isinstance(predictor.target, Classes):
-        known = np.isin(y, estimator.classes_)
-    loss, score = estimator.evaluate(X[known], y[known])  # a class never trained on has no loss
+    if target.task == "classification" and truth.ndim == 1:
+        known = np.isin(truth, estimator.classes_)
+    loss, score = estimator.evaluate(inputs[known], truth[known])  # a class never met has no loss
     if not math.isfinite(loss):
         raise _blown_up(estimator, f"the loss is {loss}")
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = predictor.scores(X, y)
-    for name, value in scores.items():
+        values = scores(estimator, inputs, truth, target)
+    for name, value in values.items():
         if not math.isfinite(value):
             raise _blown_up(estimator, f"{name} is {value}")
-    return {"loss": loss, "score": scores.get("accuracy", score), **scores}
+    return {"loss": loss, "score": values.get("accuracy", score), **values}
 
 
 def _blown_up(estimator: Any, what: str) -> DivergenceError:
@@ -404,27 +480,18 @@ def _blown_up(estimator: Any, what: str) -> DivergenceError:
     )
 
 
-def _baseline(data: Prepared) -> dict[str, Any]:
-    """The same scores of an answer that is always the same."""
-    (_, y), (_, truth) = data.train, data.test
-    if isinstance(data.target, Classes):
-        most, scores = majority(y, truth, len(data.target.classes))
-        return {"answer": f"always {data.target.classes[most]!r}", **scores}
-    name = "always the mean" if data.target.task == "regression" else "always the most frequent"
-    return {"answer": name, **always(y, truth, data.target.task, data.target.names)}
-
-
 def _class_weight(given: str | Mapping[str, float], target: Target) -> Any:
-    if not isinstance(target, Classes):
+    if target.task == "regression" or len(target.names) > 1:
         raise ValueError(
             f"class weights are for one column of classes; {target.name!r} is none. Leave it out."
         )
     if isinstance(given, str):
         return given
+    classes = {str(label): label for label in target.classes[0]}
     for name in given:
-        if name not in target.classes:
-            raise ValueError(unknown_name(f"class of {target.name!r}", name, target.classes))
-    return {k: given.get(name, 1.0) for k, name in enumerate(target.classes)}
+        if name not in classes:
+            raise ValueError(unknown_name(f"class of {target.name!r}", name, classes))
+    return {label: given.get(name, 1.0) for name, label in classes.items()}
 
 
 def _timing(result: Result, seen: int, started: datetime) -> dict[str, Any]:

@@ -12,16 +12,23 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import lpom
-from lpom import activations, datasets, methods
+from lpom import activations, methods
 from lpom.checks import check_choice
-from lpom.cli.folder import CHECKPOINT, MODEL, REPORT, begun, begun_folder, read_begun
+from lpom.cli.data import BUNDLED
+from lpom.cli.folder import (
+    CHECKPOINT,
+    METRICS,
+    MODEL,
+    REPORT,
+    SETTINGS,
+    begun,
+    begun_folder,
+    read_begun,
+)
 from lpom.cli.run import Run, network_text
 from lpom.cli.tables import plan_table, results_table, scores_table, training_line
 from lpom.exceptions import CheckpointError, ModelFileError
-from lpom.predictor import Predictor
 from lpom.settings import settings_text
-from lpom.tables.old import Classes, Target
 
 ROWS = 64  # on which an exported file is compared with the network
 
@@ -105,8 +112,8 @@ def export(
 ) -> None:
     """Write a run's network for other programs: ONNX, or NIR for networks of steps.
 
-    The file takes the inputs of the network, as `lpom.load(run).encode(table)` makes them, and
-    gives its outputs, one per class. ONNX is run by onnxruntime to see that it says the same.
+    The file takes the inputs of the network, as `lpom.load(run)[0].transform(table)` makes them,
+    and gives its outputs, one per class. ONNX is run by onnxruntime to see that it says the same.
     """
     from lpom.compacting import compact
     from lpom.export import to_nir, to_onnx
@@ -115,8 +122,9 @@ def export(
     path = out or (run if run.is_dir() else run.parent) / f"model.{to}"
     if path.exists() and not force:
         raise ValueError(f"{path} is there already. Name another file, or use --force.")
-    predictor = lpom.load(run)
-    model, example = predictor.model, _example(predictor)
+    kept = Run.read(run)
+    model: Any = kept.estimator.to_torch()
+    example = _example(kept.estimator.n_features_in_)
     if small:
         model, report = compact(model, example)
         typer.echo(str(report))
@@ -127,12 +135,11 @@ def export(
     typer.echo(f"{to}: {path}")
 
 
-def _example(predictor: Predictor) -> Any:
+def _example(n_inputs: int) -> Any:
     """Inputs of the network's shape: any will do."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    return torch.rand(ROWS, *predictor.features.input_shape, generator=generator)
+    return torch.rand(ROWS, n_inputs, generator=torch.Generator().manual_seed(0))
 
 
 def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
@@ -144,16 +151,17 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
     kept = Run.read(run)
     try:
         facts = _facts(kept, run)
-        shown = results_table(kept.config), training_line(kept), scores_table(kept.config)
+        shown = results_table(kept), training_line(kept), scores_table(kept)
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelFileError(
-            f"{run / 'config.json'} lacks what `lpom train` writes ({error!r}). Train again."
+            f"{run / SETTINGS} or {METRICS} lacks what `lpom train` writes ({error!r}). Train "
+            "again."
         ) from error
     if begun(run):
         facts["resume"] = f"lpom train --resume {run}"
     _print(console, facts)
-    if kept.config["data"]["name"] not in datasets.names():
-        console.print(plan_table(kept.predictor.features.plan))
+    if kept.settings["data"]["name"] not in BUNDLED:
+        console.print(plan_table(kept.encoder))
     for part in shown:
         console.print(part, soft_wrap=isinstance(part, str))
 
@@ -175,14 +183,10 @@ def _begun_facts(folder: Path) -> dict[str, str]:
     except CheckpointError:
         notes, state = read_begun(folder), "training now"
     try:
-        config = notes["config"]
-        data, method = config["data"], dict(config["method"])
+        settings = notes["settings"]
         return {
-            "data": f"{data['name']} ({data['notes']})",
-            "network": network_text(config["network"]),
-            "method": f"{method.pop('name')} ({settings_text(method)})",
-            "training": f"{state}; {config['epochs']} epochs planned, batch size "
-            f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {_place(config)}",
+            **_asked(settings),
+            "training": f"{state}; {_training(settings)}",
             "resume": f"lpom train --resume {folder}",
         }
     except (KeyError, TypeError, AttributeError) as error:
@@ -192,45 +196,55 @@ def _begun_facts(folder: Path) -> dict[str, str]:
 
 
 def _facts(run: Run, folder: Path) -> dict[str, str]:
-    config, data = run.config, run.config["data"]
-    target, features = run.predictor.target, run.predictor.features
-    n_inputs, n_columns = features.n_inputs, len(features.names)
-    method = dict(config["method"])
-    timing, versions = config["timing"], config["versions"]
+    settings, metrics, target = run.settings, run.metrics, run.target
+    asked = _asked(settings)
+    n_classes = f", {len(target.classes[0])} classes" if target.classes else ""
+    used = [column for column in run.encoder.columns_.values() if column.kind != "dropped"]
+    versions = settings["versions"].items()
     return {
-        "data": f"{data['name']} ({data['notes']})",
-        "inputs": f"{n_inputs}, from {n_columns} of {data['columns']} columns",
-        "target": f"{data['target']}: {target.task}{_classes(target)}",
-        "network": f"{network_text(config['network'])}; {_size(run, folder)}",
-        "method": f"{method.pop('name')} ({settings_text(method)})",
-        "loss": config["loss"]["name"],
-        "training": f"{len(run.history)} of {config['epochs']} epochs, batch size "
-        f"{config['batch_size'] or 'all'}, seed {config['seed']}, on {_place(config)}; "
-        f"{config['status']}",
-        "started": timing["started"],
-        "versions": ", ".join(f"{name} {value}" for name, value in versions.items()),
+        "data": asked["data"],
+        "inputs": f"{len(run.encoder.get_feature_names_out())}, from {len(used)} of "
+        f"{settings['data']['columns']} columns",
+        "target": f"{settings['data']['target']}: {target.task}{n_classes}",
+        "network": f"{asked['network']}; {_size(run, folder)}",
+        "method": asked["method"],
+        "loss": metrics["loss"]["name"],
+        "training": f"{len(run.history)} of {_training(settings)}; {metrics['status']}",
+        "started": metrics["timing"]["started"],
+        "versions": ", ".join(f"{name} {value}" for name, value in versions),
     }
 
 
-def _place(config: Mapping[str, Any]) -> str:
-    precision = config.get("precision")  # which older runs have not
-    place = f"{config['device']} in {precision}" if precision else str(config["device"])
-    return f"{place}, compiled" if config.get("compile") else place
+def _asked(settings: Mapping[str, Any]) -> dict[str, str]:
+    data, method = settings["data"], dict(settings["method"])
+    return {
+        "data": f"{data['name']} ({data['notes']})",
+        "network": network_text(settings["network"]),
+        "method": f"{method.pop('name')} ({settings_text(method)})",
+    }
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    place = ", ".join(
+        [
+            str(settings["device"]),
+            *([f"in {settings['precision']}"] if settings["precision"] else []),
+            *(["compiled"] if settings["compile"] else []),
+        ]
+    )
+    batch = settings["batch_size"] or "all"
+    return f"{settings['epochs']} epochs, batch size {batch}, seed {settings['seed']}, on {place}"
 
 
 def _size(run: Run, folder: Path) -> str:
     """Weights and their bytes, and how many a penalty has left."""
-    weights = [parameter.detach() for parameter in run.predictor.model.parameters()]
+    weights = [parameter.detach() for parameter in run.estimator.to_torch().parameters()]
     number = sum(weight.numel() for weight in weights)
     written = (folder / MODEL).stat().st_size
     text = f"{number:,} weights, {written:,} bytes in the model file"
-    if run.config["method"].get("penalties"):
+    if run.settings["method"].get("penalties"):
         text += f", {sum(int((weight != 0).sum()) for weight in weights):,} weights are not zero"
     return text
-
-
-def _classes(target: Target) -> str:
-    return f", {len(target.classes)} classes" if isinstance(target, Classes) else ""
 
 
 def list_methods() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from lpom.cli.run import OF_LOWEST_LOSS, Run
-from lpom.tables.old import ColumnPlan
+from lpom.tables import TableEncoder
 from lpom.training.history import History
 
 _MANY = 40  # columns; of more only those that are no plain numbers are listed
@@ -19,9 +18,9 @@ _TOLD_APART = 0.7  # AUC from which on classes are told apart, whatever the accu
 _MOST_ALIKE = 0.6  # share of one class from which on the others are rare
 
 
-def plan_table(plan: ColumnPlan) -> Table:
+def plan_table(encoder: TableEncoder) -> Table:
     """What is done with each column."""
-    rows = plan.rows()
+    rows = encoder.plan()
     plain = [row for row in rows if row[1:] == ("number", "")]
     table = Table()
     table.add_column("column")
@@ -37,27 +36,27 @@ def plan_table(plan: ColumnPlan) -> Table:
     return table
 
 
-def results_table(config: dict[str, Any]) -> Table:
+def results_table(run: Run) -> Table:
     """Loss and accuracy (or R2) of each part of the data."""
-    metric = config["metric"]
+    metric = run.metrics["metric"]
     table = Table()
     for column in ("rows", "number", "loss", "R²" if metric == "r2" else metric):
         table.add_column(column, justify="left" if column == "rows" else "right")
-    for part, values in config["results"].items():
+    for part, values in run.metrics["results"].items():
         score = values["score"]
         shown = f"{score:.4f}" if metric == "r2" else f"{100 * score:.2f} %"
         style = "bold" if part == "test" else None
-        number = f"{config['data']['rows'][part]:,}"
+        number = f"{run.settings['data']['rows'][part]:,}"
         table.add_row(part, number, f"{values['loss']:.4g}", shown, style=style)
     return table
 
 
 def training_line(run: Run) -> str:
     """Epochs, after which of them the weights were best, time and speed."""
-    config, timing = run.config, run.config["timing"]
+    metrics, timing = run.metrics, run.metrics["timing"]
     parts = [f"{len(run.history)} epoch{'' if len(run.history) == 1 else 's'}"]
     losses = run.history.column("validation_loss")
-    if config["weights"] == OF_LOWEST_LOSS and losses and None not in losses:
+    if metrics["weights"] == OF_LOWEST_LOSS and losses and None not in losses:
         best = 1 + losses.index(min(losses))
         parts.append(f"the weights are those of epoch {best}, the best on held-out rows")
     parts.append(f"{timing['training_seconds']:.1f} s of training")
@@ -66,13 +65,13 @@ def training_line(run: Run) -> str:
     return "; ".join(parts)
 
 
-def scores_table(config: dict[str, Any]) -> Table:
+def scores_table(run: Run) -> Table:
     """Every score on the test rows beside that of an answer which is always the same."""
-    test = config["results"]["test"]
+    test = run.metrics["results"]["test"]
     baseline = test[_BASELINE]
-    regression = config["metric"] == "r2"
+    regression = run.metrics["metric"] == "r2"
     f1 = "; F1 is the mean over the classes, each as one against the rest" if "F1" in test else ""
-    unit = f", in units of {config['data']['target']}" if regression and "MAE" in test else ""
+    unit = f", in units of {run.settings['data']['target']}" if regression and "MAE" in test else ""
     table = Table(caption=f"on the test rows{unit}{f1}", caption_justify="left")
     table.add_column("score")
     table.add_column("this run", justify="right")
@@ -94,17 +93,17 @@ def written(name: str, value: float) -> str:
 
 def advice(run: Run, folder: Path) -> list[str]:
     """What to do next."""
-    config, history = run.config, run.history
-    test, train = config["results"]["test"], config["results"]["train"]
-    lines = []
-    if said := no_better(config):
+    metrics, history = run.metrics, run.history
+    test, train = metrics["results"]["test"], metrics["results"]["train"]
+    lines = [f"note: {hint}" for hint in metrics["hints"]]
+    if said := no_better(run):
         lines.append(said)
     elif train["score"] - test["score"] > 0.1:
         lines.append(
             "much better on the training rows than on the test rows: try --alpha 1, a smaller "
             "--hidden, or more rows."
         )
-    if config["status"] == "finished" and _falling(history):
+    if metrics["status"] == "finished" and _falling(history):
         lines.append(
             f"the loss was still falling after {len(history)} epochs: try --epochs "
             f"{3 * len(history)}."
@@ -113,11 +112,13 @@ def advice(run: Run, folder: Path) -> list[str]:
     return lines
 
 
-def no_better(config: dict[str, Any]) -> str:
+def no_better(run: Run) -> str:
     """What to do where an answer that is always the same is as good; nothing if it is not."""
-    test = config["results"]["test"]
-    weighted = config["class_weight"] is not None
-    name = "R²" if config["metric"] == "r2" else "balanced accuracy" if weighted else "accuracy"
+    test = run.metrics["results"]["test"]
+    weighted = run.settings["class_weight"] is not None
+    name = (
+        "R²" if run.metrics["metric"] == "r2" else "balanced accuracy" if weighted else "accuracy"
+    )
     if name not in test or test[name] > test[_BASELINE][name]:
         return ""
     rare = test[_BASELINE].get("accuracy", 0.0) > _MOST_ALIKE  # others are
@@ -127,10 +128,7 @@ def no_better(config: dict[str, Any]) -> str:
             f"although the classes are told apart (AUC {test['AUC']:.2f}): --class-weight balanced "
             "finds the rare ones."
         )
-    return (
-        "not better than an answer that is always the same: more rows or other columns would help "
-        "most."
-    )
+    return "no better than the constant baseline: more rows or other columns would help most."
 
 
 def _falling(history: History) -> bool:

@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from lpom import datasets, methods
+from lpom import methods
 from lpom.cli import options
 from lpom.cli import run as runs
+from lpom.cli.data import BUNDLED, Data
 from lpom.cli.folder import (
     CHECKPOINT,
     begin,
@@ -27,13 +28,12 @@ from lpom.cli.run import Run, Settings
 from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
 from lpom.datasets.files import STDIN
 from lpom.exceptions import ModelFileError
-from lpom.preparation import Prepared
 from lpom.training.callbacks import epoch_lines
 
 
 def train(
     context: typer.Context,
-    data: options.Data = "digits",
+    data: options.Table = "digits",
     target: options.TargetColumn = None,
     task: options.TaskName = None,
     ignore: options.Ignored = None,
@@ -110,7 +110,6 @@ def train(
             rich_help_panel=TRAINING,
         ),
     ] = False,
-    data_dir: options.DataDir = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -177,14 +176,14 @@ def train(
     )
     name = "table" if data == STDIN else Path(data).name.partition(".")[0]
     with run_folder(out, name, force=force) as folder:
-        prepared = options.prepared(context, seed)
-        runs.check_settings(prepared, settings)
-        if data not in datasets.names():
-            console.print(plan_table(prepared.features.plan))
-        console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        if prepared.source is not None:
-            begin(folder, runs.notes_to_resume(prepared, settings))
-        run = _trained(prepared, settings, folder, quiet)
+        table = options.read_data(context, seed)
+        runs.check_settings(table, settings)
+        if data not in BUNDLED:
+            console.print(plan_table(table.encoder))
+        console.print(escape(_header(table, settings)), soft_wrap=True)
+        if data != STDIN:  # which can't be read again
+            begin(folder, runs.notes_to_resume(table, settings))
+        run = _trained(table, settings, folder, quiet)
     _end(run, folder, console, quiet)
 
 
@@ -192,17 +191,17 @@ def _resume(folder: Path, console: Console, quiet: bool) -> None:
     """Go on with a run from its own files, to the end that it would have had."""
     with begun_folder(folder) as notes:
         try:
-            prepared, settings = runs.again(notes)
-        except (KeyError, AttributeError) as error:
+            table, settings = runs.again(notes)
+        except (KeyError, TypeError, AttributeError) as error:
             raise ModelFileError(
                 f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
             ) from error
-        console.print(escape(_header(prepared, settings)), soft_wrap=True)
-        run = _trained(prepared, settings, folder, quiet)
+        console.print(escape(_header(table, settings)), soft_wrap=True)
+        run = _trained(table, settings, folder, quiet)
     _end(run, folder, console, quiet)
 
 
-def _trained(data: Prepared, settings: Settings, folder: Path, quiet: bool) -> Run:
+def _trained(data: Data, settings: Settings, folder: Path, quiet: bool) -> Run:
     """Train, or go on, and write the files of the run."""
     lines = [] if quiet or sys.stderr.isatty() else [epoch_lines()]
     try:
@@ -217,7 +216,7 @@ def _trained(data: Prepared, settings: Settings, folder: Path, quiet: bool) -> R
     except (KeyboardInterrupt, SystemExit, OSError):
         _say_how_to_resume(folder)
         raise
-    if run.config["status"] != "interrupted":
+    if run.metrics["status"] != "interrupted":
         forget_checkpoint(folder)  # last: until then the run can go on
     return run
 
@@ -230,11 +229,11 @@ def _say_how_to_resume(folder: Path) -> None:
 def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
     _report(console, run, folder)
     typer.echo(str(folder) if quiet else f"run: {folder}")
-    if run.config["status"] == "interrupted":
+    if run.metrics["status"] == "interrupted":
         _say_how_to_resume(folder)
         raise typer.Exit(130)
-    if run.config["status"] == "diverged":
-        typer.echo(f"error: {run.config['diverged']}", err=True)
+    if run.metrics["status"] == "diverged":
+        typer.echo(f"error: {run.metrics['diverged']}", err=True)
         raise typer.Exit(2)
 
 
@@ -250,9 +249,9 @@ def _one_or_many(values: tuple[float, ...]) -> float | list[float]:
     return values[0] if len(values) == 1 else list(values)
 
 
-def _header(data: Prepared, settings: Settings) -> str:
-    n = len(data.train[0])
-    estimator = settings.estimator(data)
+def _header(data: Data, settings: Settings) -> str:
+    n = len(data.train[1])
+    estimator, planned = settings.estimator(data.target, n), runs.planned(data, settings)
     as_default = runs.method_settings(methods.get(settings.method))
     changed = {
         name: value
@@ -262,27 +261,26 @@ def _header(data: Prepared, settings: Settings) -> str:
     if settings.learning_rate is not None:
         changed["learning_rate"] = settings.learning_rate
     tuned = ", ".join(f"{name}={value}" for name, value in changed.items()) or "default settings"
-    rows = ", ".join(f"{len(X):,} {part}" for part, (X, _) in data.parts().items())
-    batch, epochs = settings.planned(n)
+    rows = ", ".join(f"{len(y):,} {part}" for part, (_, y) in data.parts().items())
+    batch = planned["batch_size"]
     pace = "all rows at once" if batch is None else f"batches of {batch}"
     most = "at most " if estimator.early_stopping else ""
-    left_out = data.notes.removeprefix(f"{data.name}; ")
     return (
         f"data     {data.name}: {data.target.task} of {data.target.name}, rows {rows}\n"
-        f"         {left_out}\n"
-        f"network  {runs.network_text(runs.network(data, settings))}\n"
-        f"method   {settings.method} ({tuned}), {most}{epochs} epochs, {pace}"
+        f"         {data.notes}\n"
+        f"network  {runs.network_text(planned['network'])}\n"
+        f"method   {planned['method']['name']} ({tuned}), {most}{planned['epochs']} epochs, {pace}"
     )
 
 
 def _report(console: Console, run: Run, folder: Path) -> None:
-    config = run.config
-    if config["status"] == "interrupted":
+    metrics = run.metrics
+    if metrics["status"] == "interrupted":
         console.print(f"interrupted after {len(run.history)} epochs; the run is kept")
-    if config["status"] == "diverged":
+    if metrics["status"] == "diverged":
         console.print(f"diverged after {len(run.history)} epochs; what came before is kept")
-    console.print(results_table(config))
+    console.print(results_table(run))
     console.print(training_line(run), soft_wrap=True)
-    console.print(scores_table(config))
+    console.print(scores_table(run))
     for line in advice(run, folder):
         console.print(escape(line), soft_wrap=True)

@@ -22,7 +22,6 @@ from lpom.cli import options
 from lpom.cli.options import TRAINING
 from lpom.cli.run import Settings
 from lpom.estimators.splits import split_rows
-from lpom.tables.old import Classes
 
 FACTOR = 3  # candidates are divided, and epochs multiplied by it, from round to round
 VALIDATION_SHARE = 0.2  # of the training rows
@@ -33,7 +32,7 @@ _OF_TRAINING = ("hidden", "activation", "learning_rate", "alpha", "batch_size", 
 
 def tune(
     context: typer.Context,
-    data: options.Data,
+    data: options.Table,
     target: options.TargetColumn = None,
     task: options.TaskName = None,
     ignore: options.Ignored = None,
@@ -97,9 +96,11 @@ def tune(
         early_stopping=False,
     )
     space = {**_space(settings), **_varied(vary or ())}
-    prepared = options.prepared(context, seed)
-    X, y = prepared.train
-    strata = y if isinstance(prepared.target, Classes) else None
+    table_read = options.read_data(context, seed)
+    target_read, (rows, y) = table_read.target, table_read.train
+    X = table_read.encoder.transform(rows)
+    is_classes = target_read.task == "classification" and y.ndim == 1
+    strata = np.unique(y, return_inverse=True)[1] if is_classes else None
     kept, held = split_rows(len(X), VALIDATION_SHARE, np.random.default_rng(seed), strata)
     most = settings.planned(len(kept))[1]
     sampled = min(candidates - 1, math.prod(map(len, space.values())))
@@ -107,7 +108,7 @@ def tune(
         {},
         *ParameterSampler({k: list(v) for k, v in space.items()}, sampled, random_state=seed),
     ]
-    estimator = settings.estimator(prepared)
+    estimator = settings.estimator(target_read, len(kept))
     rounds = 1 + int(math.log(len(drawn), FACTOR) + 1e-9)
     search = HalvingGridSearchCV(
         estimator,
