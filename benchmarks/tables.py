@@ -2,7 +2,7 @@
 
 Each table is cut in two three times (75 % to train on); shown are the means of R2 or accuracy of
 
-- lpom: ``make_pipeline(TableEncoder(), MLPRegressor())`` or ``MLPClassifier()``, no option
+- lpom: ``make_pipeline(TableEncoder(), MLPRegressor(alpha="auto"))`` or ``MLPClassifier``
 - mlp: scikit-learn's network behind a ColumnTransformer (median, scale, one-hot), and for numbers
   with a scaled target
 - boosting: HistGradientBoosting on the same columns, categories as such
@@ -144,7 +144,9 @@ def columns(scale: bool) -> Any:
 def models(numbers: bool, seed: int, with_ridge: bool) -> dict[str, Any]:
     if not numbers:
         return {
-            "lpom": make_pipeline(TableEncoder(), lpom.MLPClassifier(random_state=seed)),
+            "lpom": make_pipeline(
+                TableEncoder(), lpom.MLPClassifier(alpha="auto", random_state=seed)
+            ),
             "mlp": make_pipeline(columns(True), TheirClassifier(random_state=seed)),
             "boosting": make_pipeline(
                 columns(False), HistGradientBoostingClassifier(random_state=seed)
@@ -154,7 +156,7 @@ def models(numbers: bool, seed: int, with_ridge: bool) -> dict[str, Any]:
         TheirRegressor(random_state=seed), transformer=StandardScaler()
     )
     made = {
-        "lpom": make_pipeline(TableEncoder(), lpom.MLPRegressor(random_state=seed)),
+        "lpom": make_pipeline(TableEncoder(), lpom.MLPRegressor(alpha="auto", random_state=seed)),
         "mlp": make_pipeline(columns(True), theirs),
         "boosting": make_pipeline(columns(False), HistGradientBoostingRegressor(random_state=seed)),
     }
