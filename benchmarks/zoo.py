@@ -68,6 +68,8 @@ CHOICES = """
 """.split()
 #: Where data that has no gradient itself comes in.
 PRODUCTS = ("Convolution", "Addmm", "Mm", "Bmm", "Linear")
+#: Seconds of a forward pass above which an architecture is left out.
+SLOW = 5.0
 #: Steps after which gradients are compared, beside the first and the last.
 EARLY = 3
 
@@ -450,7 +452,10 @@ def measure(
         model = _without_dropout(model.to(dtype)).train()
         inputs = _map(inputs, lambda x: x.to(dtype) if x.is_floating_point() else x)
         _seed(1)
+        start = time.perf_counter()
         outputs = _main(_call(model, inputs))
+        if time.perf_counter() - start > SLOW:
+            raise Unavailable("it is slow")
         if not outputs.requires_grad or not bool(outputs.isfinite().all()):
             raise Unavailable("its outputs are not finite, or have no gradient")
     except Exception as error:
