@@ -149,7 +149,7 @@ class Program(nn.Module):
             case "where":
                 return torch.where(detail, x, inputs[1])
             case "view":
-                return x.view(ROWS, 2, -1).transpose(1, 2).reshape(ROWS, -1)
+                return x.view(-1, 2, detail // 2).transpose(1, 2).reshape(-1, detail)
             case "stack":
                 return torch.stack(inputs, 2).sum(2)
             case "unbind":
@@ -200,6 +200,8 @@ class Program(nn.Module):
                 self._add(kind, (i,), width, self._mask(width))
             case "where":
                 self._add(kind, pair, width, self._mask(width))
+            case "view":
+                self._add(kind, (i,), width, width)
             case "layer_norm" | "rms_norm":
                 self._add(kind, (i,), width, self._weights((width,), 1.0))
             case _:
@@ -232,7 +234,7 @@ class Program(nn.Module):
         return name
 
     def _mask(self, width: int) -> Tensor:
-        return torch.from_numpy(self.draw.random((ROWS, width)) < 0.3)
+        return torch.from_numpy(self.draw.random(width) < 0.3)
 
     def _add(self, kind: str, inputs: tuple[int, ...], width: int, detail: Any = None) -> None:
         self.steps.append(Step(kind, inputs, detail))

@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lpom
+from lpom import LPOM, Adaptive
+from lpom.methods import Batch, Problem
 
 from .programs import SPELLINGS, Functions, Program, data
 
@@ -184,6 +186,28 @@ def test_at_its_defaults_it_is_close_to_the_gradient(seed):
     exact = flat(gradients(program, program(x), target))
     found = flat(gradients(program, lpom.lift(program)(x), target))
     assert float(F.cosine_similarity(found, exact, dim=0)) > 0.95
+
+
+@pytest.mark.parametrize("settings", [{}, {"sides": 1}, {"mu": MU}], ids=["held", "one side", "mu"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_step_of_fit_is_that_of_a_lifted_module(seed, settings):
+    """With mu it moves states on a graph: another engine, where torch.fx can follow the module."""
+    program, (x, target) = Program(seed), data(seed)
+    loss = lpom.losses.get("squared")
+    outputs = lpom.lift(program, **settings)(x)
+    outputs.backward(loss.gradient(outputs.detach(), target) / len(x))
+    expected = {n: p.grad for n, p in program.named_parameters() if p.grad is not None}
+    program.zero_grad()
+    method = LPOM(weights=Adaptive(optimizer="sgd", learning_rate=1e-3), **settings)
+    problem = Problem(program, loss, example=x)
+    try:
+        method.step(problem, Batch(x, target), method.init(problem))
+    except lpom.UntrainableError as error:
+        assert "mu" in settings
+        pytest.skip(str(error))
+    found = {n: p.grad for n, p in program.named_parameters() if p.grad is not None}
+    size = float(flat(expected).norm())
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12 * (1 + size))
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
