@@ -16,7 +16,7 @@ import numpy as np
 
 import lpom
 from lpom.cli.folder import METRICS, SETTINGS
-from lpom.cli.report.plots import Series, bars, dots, lines, number
+from lpom.cli.report.plots import Series, bars, dots, lines
 from lpom.cli.run import Run, network_text
 from lpom.cli.tables import written
 from lpom.exceptions import ModelFileError
@@ -70,9 +70,13 @@ def page(title: str, body: str) -> str:
 def _compared(runs: Sequence[tuple[str, Run]]) -> str:
     """Results side by side, curves over each other, and the settings that differ."""
     results = [run.metrics["results"]["test"] for _, run in runs]
-    scores = [k for k in results[0] if k != "baseline" and all(k in result for result in results)]
+    scores = [
+        k
+        for k in results[0]
+        if k not in ("baseline", "score") and all(k in result for result in results)
+    ]
     head = ["", *(name for name, _ in runs)]
-    body = [[k, *(_score(k, result[k]) for result in results)] for k in scores]
+    body = [[k, *(written(k, result[k]) for result in results)] for k in scores]
     seconds = [run.metrics["timing"]["training_seconds"] for _, run in runs]
     body.append(["training", *(f"{value:.3g} s" for value in seconds)])
     flat = [_settings(run) for _, run in runs]
@@ -107,7 +111,7 @@ def _sections(name: str, run: Run) -> str:
     )
     shown = [k for k in test["baseline"] if k != "answer"]
     head = ["", "this run", test["baseline"]["answer"]]
-    body = [[k, _score(k, test[k]), _score(k, test["baseline"][k])] for k in shown]
+    body = [[k, written(k, test[k]), written(k, test["baseline"][k])] for k in shown]
     if "F1" in shown:
         about += " F1 is the mean over the classes, each as one against the rest."
     parts = [
@@ -163,7 +167,7 @@ def _judged(run: Run) -> str:
             worst = np.argsort(-np.abs(error), kind="stable")[:WORST]
             parts.append(
                 f"<h3>Predicted against actual {escape(name)}{some}</h3>"
-                f'<div class="plots">{dots(name, list(truth), list(said), "actual", "predicted")}'
+                f'<div class="wide">{dots(name, list(truth), list(said), "actual", "predicted")}'
                 f"</div><h3>Largest errors</h3>"
                 + _rows(
                     run,
@@ -258,7 +262,7 @@ def _importances(run: Run) -> str:
     score = _named(run.metrics["metric"])
     return (
         f"<h3>Which columns matter</h3><p>What {score} loses when a column is shuffled among "
-        f'{len(truth):,} test rows, and the spread over five times.</p><div class="plots">'
+        f'{len(truth):,} test rows, and the spread over five times.</p><div class="wide">'
         + bars(
             f"{score} lost",
             [str(frame.columns[k]) for k in order],
@@ -340,12 +344,6 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return text in ("–", "")
     return True
-
-
-def _score(name: str, value: Any) -> str:
-    if name == "score":
-        return number(float(value))
-    return written(name, float(value))
 
 
 def _named(metric: str) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import final
 
-WIDTH, HEIGHT = 420, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 12, 12, 38
+WIDTH, HEIGHT = 380, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 12, 42
 _FEW = 80  # points, each of which can be pointed at
 _DIGITS = 4
 
@@ -96,7 +96,7 @@ def dots(title: str, x: Sequence[float], y: Sequence[float], x_name: str, y_name
 def bars(title: str, names: Sequence[str], values: Sequence[float], spread: Sequence[float]) -> str:
     """A bar for each name, with its spread."""
     row, left = 22, 150
-    height = row * len(names) + 30
+    height = row * len(names) + 8
     x = Axis(
         [0.0, *values, *(v + s for v, s in zip(values, spread, strict=True))], left, WIDTH - 60
     )
