@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lpom.networks.mlp import mlp
     from lpom.parallel import Parallel
     from lpom.saving import load, save
+    from lpom.spiking import spike
     from lpom.states import Sweeps
     from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result
     from lpom.training.fit import evaluate, fit
@@ -81,6 +82,7 @@ __all__ = [
     "penalties",
     "save",
     "saving",
+    "spike",
     "unlift",
 ]
 
@@ -104,6 +106,7 @@ _ROOMS = {
     "networks.mlp": ("mlp",),
     "parallel": ("Parallel",),
     "saving": ("load", "save"),
+    "spiking": ("spike",),
     "states": ("Sweeps",),
     "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result"),
     "training.fit": ("evaluate", "fit"),
