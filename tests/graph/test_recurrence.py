@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from lpom.graph.cells import CELLS
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 import lpom
 from lpom.activations import Sigmoid, Tanh
 from lpom.graph import scans, trace
-from lpom.graph.cells import CELLS
 from lpom.states import States
 
 LAYERS = {

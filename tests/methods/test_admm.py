@@ -10,11 +10,10 @@ import torch
 
 import lpom
 from lpom.activations import get as activation_of
-from lpom.graph import chain, trace
+from lpom.graph import trace
 from lpom.methods import ADMM, ADMMHashing, Batch, Problem
-from lpom.methods.blocks import ridge_states
-from lpom.methods.preactivation import preactivation
-from lpom.methods.regression import Regression
+from lpom.methods.blocks import preactivation, ridge_states
+from lpom.methods.chains import Regression, chain
 
 
 def data(n=50, seed=0):

@@ -11,7 +11,7 @@ import torch
 import lpom
 from lpom.activations import get as activation_of
 from lpom.methods import BCD, Batch, Problem
-from lpom.methods.preactivation import preactivation
+from lpom.methods.blocks import preactivation
 
 LOSSES = ["squared", "cross-entropy", "hinge"]
 ACTIVATIONS = ["relu", "leaky_relu", "tanh", "sigmoid", "softplus", "hardtanh", "staircase"]

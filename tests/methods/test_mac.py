@@ -9,10 +9,9 @@ import torch
 
 import lpom
 from lpom.activations import get as activation_of
-from lpom.graph import Dense, Layer
 from lpom.methods import MAC, SGD, Batch, Problem
+from lpom.methods.chains import Dense, Layer, Regression
 from lpom.methods.mac import gauss_newton_states, gauss_newton_weights
-from lpom.methods.regression import Regression
 
 SMOOTH = ["identity", "relu", "leaky_relu", "tanh", "sigmoid", "elu", "softplus", "hardtanh"]
 LOSSES = ["squared", "cross-entropy", "hinge"]

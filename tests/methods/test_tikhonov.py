@@ -8,10 +8,10 @@ import torch
 from scipy.optimize import nnls
 
 import lpom
-from lpom.graph import chain, trace
+from lpom.graph import trace
 from lpom.methods import Batch, Problem, Tikhonov
 from lpom.methods.blocks import estimated_norm, nonnegative_states
-from lpom.methods.regression import Regression
+from lpom.methods.chains import Regression, chain
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0, 10.0])

@@ -431,7 +431,8 @@ class _Builder:
             ""
             if "instead" in reason or "use " in reason.lower()
             else (
-                " The default step of lpom.fit needs no graph and takes it; leave it out of what needs one."
+                " The default step of lpom.fit needs no graph and takes it; leave it out of what "
+                "needs one."
             )
         )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")

@@ -32,7 +32,9 @@ def rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None
     return _affine(F.rms_norm(x, shape, None, eps), weight, None)
 
 
-def group_norm(x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5) -> Any:
+def group_norm(
+    x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: Any = 1e-5
+) -> Any:
     normed = F.group_norm(x, groups, None, None, eps).transpose(1, -1)  # channels last
     return _affine(normed, weight, bias).transpose(1, -1)
 
@@ -265,7 +267,9 @@ def _recurrent(module: nn.RNNBase, x: Any, hx: Any = None) -> tuple[Any, Any]:
 
 def _weights(module: nn.RNNBase, layer: int, direction: int) -> tuple[Any, ...]:
     end = f"l{layer}{'_reverse' if direction else ''}"
-    biases = [getattr(module, f"bias_{kind}_{end}") if module.bias else None for kind in ("ih", "hh")]
+    biases = [
+        getattr(module, f"bias_{kind}_{end}") if module.bias else None for kind in ("ih", "hh")
+    ]
     projection = [getattr(module, f"weight_hr_{end}")] if module.proj_size else []
     weights = (getattr(module, f"weight_{kind}_{end}") for kind in ("ih", "hh"))
     return *weights, *biases, projection

@@ -34,9 +34,7 @@ _FACTORIES = ("zeros", "ones", "full", "empty", "arange", "eye")
 _DRAWN = ("rand", "randn", "randint", "randperm", "bernoulli", "normal", "multinomial")
 
 
-def traced(
-    model: nn.Module, example: Tensor | None = None
-) -> tuple[fx.Graph, dict[fx.Node, str]]:
+def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, dict[fx.Node, str]]:
     """All that the module does, before it is cut into states, and the line where each thing stands.
 
     What does not reach the output is left out; what is made of several activations is written out

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from lpom.activations import Identity
 from lpom.checks import check_number
-from lpom.graph import Chain
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.blocks import half_square, per_layer, ridge_states
-from lpom.methods.preactivation import preactivation
-from lpom.methods.samples import SampleState, least_squares, of_samples
+from lpom.methods.blocks import half_square, per_layer, preactivation, ridge_states
+from lpom.methods.chains import Chain, SampleState, least_squares, of_samples
 from lpom.objectives import Objective, total
 
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_number
-from lpom.graph import Chain, Layer
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import estimated_norm, half_square, slope
-from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, of_samples
+from lpom.methods.chains import Chain, Layer, Regression, SampleState, of_samples
 from lpom.objectives import Objective, total
 
 _HALVINGS = 10  # of the weights' step before a layer keeps the weights it has

@@ -7,17 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lpom.exceptions import UntrainableError
-from lpom.graph import Chain, Graph, chain, trace
+from lpom.graph import Graph, trace
 from lpom.losses import Loss
 from lpom.objectives import Objective
 from lpom.settings import Settings
 from lpom.weights.blocks import Share
+
+if TYPE_CHECKING:
+    from lpom.methods.chains import Chain
 
 #: What runs a model: itself, or what torch's compiler has made of it.
 Runner: TypeAlias = Callable[..., Any]
@@ -150,6 +153,8 @@ class Problem:
     @cached_property
     def chain(self) -> Chain:
         """The network as a chain of Linear layers, for methods that need one."""
+        from lpom.methods.chains import chain  # which has states of samples, made of those here
+
         return chain(self.graph)
 
 

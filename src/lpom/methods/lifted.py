@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.graph import Layer
 from lpom.methods.base import Batch, Method, Problem, State, from_settings
 from lpom.methods.blocks import (
     estimated_norm,
@@ -19,7 +18,7 @@ from lpom.methods.blocks import (
     per_layer,
     require_relu,
 )
-from lpom.methods.regression import Regression
+from lpom.methods.chains import Layer, Regression
 from lpom.objectives import Objective, total
 
 
@@ -175,7 +174,7 @@ class LiftedNetworks(Method[LiftedState]):
         start = pull / (pull + shrink) * layer.map.matrix()
         layer.map.set_matrix(start)
         if self.formulation == "divergence":
-            rows = layer.map.as_rows(X_next if weight is None else weight.sqrt()[:, None] * X_next)
+            rows = X_next if weight is None else weight.sqrt()[:, None] * X_next
             layer.map.set_matrix(start + rows.T @ design / (pull + shrink))
         else:
             ridge = float((pull + shrink) / size)

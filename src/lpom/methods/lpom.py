@@ -279,7 +279,9 @@ class LPOM(Method[LPOMState]):
         if state.stack is None:
             return []
         if self.mu is None:
-            rule = Displacement(AUTO if self.displacement == "auto" else self.displacement, self.sides)
+            rule = Displacement(
+                AUTO if self.displacement == "auto" else self.displacement, self.sides
+            )
             return [rule] * len(state.stack.layers)
         return [Weight(mu) for mu in state.mu[1:]]
 

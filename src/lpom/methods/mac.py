@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from lpom.checks import check_choice, check_number
-from lpom.graph import Graph, Layer, Switches
+from lpom.graph import Graph, Switches
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import half_square, ridge_states, slope
+from lpom.methods.chains import Layer, Regression, SampleState, least_squares
 from lpom.methods.optimizers import OptimizerState
-from lpom.methods.regression import Regression
-from lpom.methods.samples import SampleState, least_squares
 from lpom.objectives import Objective, adjoint, total, value
 from lpom.weights.adaptive import Factory, Schedule
 

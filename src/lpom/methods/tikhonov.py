@@ -9,7 +9,6 @@ from typing import ClassVar, final
 import torch
 
 from lpom.checks import check_number
-from lpom.graph import Chain
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.blocks import (
     estimated_norm,
@@ -18,7 +17,7 @@ from lpom.methods.blocks import (
     per_layer,
     require_relu,
 )
-from lpom.methods.samples import SampleState, least_squares
+from lpom.methods.chains import Chain, SampleState, least_squares
 from lpom.objectives import Objective, total
 
 

@@ -68,9 +68,7 @@ class Columns(Gram):
     Of rows that other ranks have, only such products need to be known: ``add`` adds them up.
     """
 
-    def __init__(
-        self, A: Tensor, ridge: Tensor, add: Add | None = None, rtol: float = 0.0
-    ) -> None:
+    def __init__(self, A: Tensor, ridge: Tensor, add: Add | None = None, rtol: float = 0.0) -> None:
         self.A, self.ridge, self._add = A, ridge, add
         self._inverse, self.deficient = inverse(self.adjoint(A), ridge, rtol)
 
@@ -204,19 +202,18 @@ def inverse(
         )
     eps = torch.finfo(matrix.dtype).eps
     scale = matrix.diagonal().max()
-    if rtol > 0 and bool(scale.isfinite()):
-        values, vectors = torch.linalg.eigh(matrix)
-        kept = values > max(rtol**2, len(matrix) * eps) * values.max()
-        return partial(_by_eigenvectors, vectors, torch.where(kept, 1 / (values + ridge), 0)), False
-    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
-    sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
-    if bool(sound | ~scale.isfinite()):  # NaN and infinity pass through
-        return _ByFactor(factor), False
+    if rtol == 0 or not bool(scale.isfinite()):  # NaN and infinity pass through
+        eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+        factor, info = torch.linalg.cholesky_ex(matrix + ridge * eye)
+        sound = (info == 0) & (factor.diagonal().min().square() > math.sqrt(eps) * scale)
+        if bool(sound | ~scale.isfinite()):
+            return _ByFactor(factor), False
     values, vectors = torch.linalg.eigh(matrix)
-    kept = values + ridge > 50 * math.sqrt(len(matrix)) * eps * values.max()
+    least = max(rtol**2, 50 * math.sqrt(len(matrix)) * eps)
+    kept = values + ridge > least * values.max()
     reciprocals = torch.where(kept, 1 / (values + ridge), 0)
-    return partial(_by_eigenvectors, vectors, reciprocals), not bool(kept.all())
+    deficient = rtol == 0 and not bool(kept.all())
+    return partial(_by_eigenvectors, vectors, reciprocals), deficient
 
 
 class _ByFactor:
