@@ -12,8 +12,8 @@ from torch import Tensor
 from lpom.rows import Softmax, softmax_answer
 from lpom.rule import Rule, widened
 
-#: Queries that are answered together: no more than so many rows of the softmax are ever there.
-BLOCK = 128
+#: Entries of the softmax that are answered together, about: no more of them are ever there.
+SCORES = 1 << 18
 
 
 def attention(
@@ -87,40 +87,70 @@ class Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask = ctx.saved_tensors
-        Q, K, V, g = (widened(t) for t in (query, key, value, g))
-        n, n_keys = Q.shape[-2], K.shape[-2]
+        lead = g.shape[:-2]
+        tensors = [widened(t).expand(*lead, *t.shape[-2:]) for t in (query, key, value, g)]
         pulls = None
         if mask is not None and ctx.needs_input_grad[3]:
-            pulls = torch.zeros_like(mask, dtype=Q.dtype)
-        below: list[Tensor] = []
-        grads: list[Tensor] = []
-        for start in reversed(range(0, n, BLOCK)):  # the last queries see the most keys
-            rows = slice(start, start + BLOCK)
-            q, g_rows = Q[..., rows, :], g[..., rows, :]
-            seen = n_keys if mask is not None or not ctx.is_causal else min(start + BLOCK, n_keys)
-            k, v = K[..., :seen, :], V[..., :seen, :]
-            scores = q @ k.mT * ctx.scale
-            bias = _bias(mask, ctx.is_causal, scores, start)
-            if bias is not None:
-                scores = scores + bias
-            shares = torch.softmax(scores, -1)
-            if mask is not None:
-                shares = shares.masked_fill(_blind(scores), 0)
-            residual = softmax_answer(shares, g_rows @ v.mT, ctx.rule, bias is not None)
-            if pulls is not None:
-                part = pulls if mask.shape[-2] == 1 else pulls[..., rows, :]
-                part += residual.sum_to_size(part.shape)
-            residual *= ctx.scale
-            below.append(residual @ k)
-            parts = residual.mT @ q, shares.mT @ g_rows
-            if not grads:
-                grads = [F.pad(part, (0, 0, 0, n_keys - seen)) for part in parts]
-            else:
-                for grad, part in zip(grads, parts, strict=True):
-                    grad[..., :seen, :] += part
-        grads.insert(0, torch.cat(below[::-1], -2) if len(below) > 1 else below[0])
+            pulls = torch.zeros_like(mask, dtype=tensors[0].dtype)
+        if len(lead) > 1:  # some samples together
+            share = max(1, SCORES // (lead[1:].numel() * query.shape[-2] * key.shape[-2]))
+            slices = [slice(k, k + share) for k in range(0, lead[0], share)]
+        else:
+            slices = [slice(None)]
+        answers = []
+        for samples in slices:
+            own, own_pulls = mask, pulls
+            if mask is not None and mask.ndim == g.ndim and mask.shape[0] > 1:
+                own, own_pulls = mask[samples], None if pulls is None else pulls[samples]
+            q, k, v, g_own = (t[samples] if len(lead) else t for t in tensors)
+            answers.append(
+                _answer(q, k, v, g_own, own, own_pulls, ctx.is_causal, ctx.scale, ctx.rule)
+            )
         found = [
-            grad.sum_to_size(t.shape).to(t.dtype)
-            for grad, t in zip(grads, (query, key, value), strict=True)
+            (torch.cat(parts) if len(parts) > 1 else parts[0]).sum_to_size(t.shape).to(t.dtype)
+            for parts, t in zip(zip(*answers, strict=True), (query, key, value), strict=True)
         ]
         return *found, None if pulls is None else pulls.to(mask.dtype), None, None, None
+
+
+def _answer(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    g: Tensor,
+    mask: Tensor | None,
+    pulls: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    rule: Rule,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What comes down to queries, keys and values, and is added to the ``pulls`` on the mask."""
+    n, n_keys = Q.shape[-2], K.shape[-2]
+    block = max(1, SCORES // (Q.shape[:-2].numel() * n_keys))
+    down: list[Tensor] = []
+    others: list[Tensor] = []
+    for start in reversed(range(0, n, block)):  # the last queries see the most keys
+        rows = slice(start, start + block)
+        q, g_rows = Q[..., rows, :], g[..., rows, :]
+        seen = n_keys if mask is not None or not is_causal else min(start + block, n_keys)
+        k, v = K[..., :seen, :], V[..., :seen, :]
+        scores = (q @ k.mT).mul_(scale)
+        bias = _bias(mask, is_causal, scores, start)
+        if bias is not None:
+            scores = scores + bias
+        shares = torch.softmax(scores, -1)
+        if mask is not None:
+            shares = shares.masked_fill(_blind(scores), 0)
+        residual = softmax_answer(shares, g_rows @ v.mT, rule, bias is not None)
+        if pulls is not None:
+            part = pulls if pulls.shape[-2] == 1 else pulls[..., rows, :]
+            part += residual.sum_to_size(part.shape)
+        residual *= scale
+        down.append(residual @ k)
+        parts = residual.mT @ q, shares.mT @ g_rows
+        if not others:
+            others = [F.pad(part, (0, 0, 0, n_keys - seen)) for part in parts]
+        else:
+            for other, part in zip(others, parts, strict=True):
+                other[..., :seen, :] += part
+    return torch.cat(down[::-1], -2), others[0], others[1]
