@@ -174,7 +174,7 @@ _NETWORKS: dict[str, dict[str, Any]] = {
 #: Row, and the method with its settings.
 MUS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"mu {mu:g}": ("lpom", {"mu": mu}) for mu in (1.0, 20.0, 200.0)},
-    'mu "auto"': ("lpom", {"mu": "auto"}),
+    "displacement held": ("lpom", {}),
     "Adam, back-propagation": ("adam", {"learning_rate": 2e-3}),
 }
 

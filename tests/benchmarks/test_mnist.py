@@ -1,34 +1,29 @@
-"""What the library promises on MNIST. Slow: ``pytest -m slow tests/test_mnist.py``.
+"""What the library promises on MNIST. Slow: ``pytest -m slow tests/benchmarks/test_mnist.py``.
 
 Needs the four IDX files under ``mnist/`` in LPOM_DATA or in ../shared/data.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
+import data
 import pytest
 import torch
 
 import lpom
-from lpom import LPOM, ConvergenceWarning, Sweeps, datasets
+from lpom import LPOM, ConvergenceWarning, Sweeps
 from lpom.methods.backprop import Adam
 
 pytestmark = pytest.mark.slow
 
-PLACES = [os.environ.get("LPOM_DATA"), Path(__file__).resolve().parents[2] / "shared" / "data"]
 
-
-@pytest.fixture(scope="module")
-def mnist():
-    for place in PLACES:
-        if place and (Path(place) / "mnist").is_dir():
-            data = datasets.load("mnist", place)
-            arrays = (data.x_train, data.y_train, data.x_test, data.y_test)
-            x_train, y_train, x_test, y_test = map(torch.from_numpy, arrays)
-            return (x_train, y_train), (x_test, y_test)
-    pytest.skip("no MNIST: mnist/ is neither in LPOM_DATA nor in ../shared/data")
+@pytest.fixture
+def mnist(real_data):
+    real_data("mnist")
+    rows = data.load("mnist")
+    X, y, X_test, y_test = map(
+        torch.from_numpy, (rows.x_train, rows.y_train, rows.x_test, rows.y_test)
+    )
+    return (X, y), (X_test, y_test)
 
 
 def accuracy(mnist, hidden, activation="relu", *, epochs, seed=0, method=None, loss="auto"):
