@@ -2,7 +2,7 @@
 
     python benchmarks/studies.py choices     # the page "reproduction"
     python benchmarks/studies.py widths      # how jumps are best trained, for docs/discrete.md
-    python benchmarks/studies.py mu          # how much mu matters, for docs/networks.md
+    python benchmarks/studies.py mu          # how much mu matters, for the same page
     python benchmarks/studies.py sequences   # settings of the known networks over sequences
 
 The test set is not touched. Finished runs are lines of ``results/NAME.jsonl``, and not run again.
@@ -248,7 +248,7 @@ STUDIES = {
         [(c.title, label, c.trial(label)) for c in CHOICES for label in c.variants],
     ),
     "widths": Study("widths", "held out", 3, list(_widths()), first=24_000),
-    "mu": Study("mu", "held out", 3, list(_mus()), first=12_000),
+    "mu": Study("reproduction", "held out", 3, list(_mus()), first=12_000),
     "sequences": Study("", "tried", 3, list(_sequences())),
 }
 
