@@ -728,7 +728,8 @@ def run(library: str, folder: Path, options: argparse.Namespace) -> None:
     lines = path.read_text().splitlines() if path.exists() else []
     done = {json.loads(line)["name"] for line in lines}
     entries = LIBRARIES[library]()
-    names = [n for n in entries if fnmatch.fnmatchcase(n, options.name) and n not in done]
+    names = [n for n in entries if fnmatch.fnmatchcase(n, options.name)]
+    names = [n for n in names[:: options.every] if n not in done]
     left = options.limit
     for name in names:
         if left is not None and left <= 0:
@@ -808,6 +809,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--library", choices=LIBRARIES, action="append")
     parser.add_argument("--name", default="*", help="a pattern of the architectures' names")
+    parser.add_argument("--every", type=int, default=1, help="take every so many of them")
     parser.add_argument("--limit", type=int, help="how many to lift in this call, for each library")
     parser.add_argument("--steps", type=int, default=EARLY, help="of AdamW, on the lifted model")
     parser.add_argument("--seconds", type=int, default=120, help="for each architecture")
