@@ -28,13 +28,7 @@ ROOMS = [
     {"diagnostics"},
     {"networks", "datasets"},
     {"layers", "encoding", "saving", "export"},
-    {
-        "estimators",
-        "tables",
-        "predictor",
-        "preparation",
-        "pictures",
-    },
+    {"estimators", "tables"},
     {"experiments", "tensorboard"},
     {"cli", "__main__"},
 ]

@@ -42,8 +42,6 @@ KNOWN: dict[str, str] = {
     "StraightThrough Sweeps",
     "lpom.estimators.fitted": "Design",
     "lpom.methods": "State",
-    "lpom.pictures": "PictureClassifier",
-    "lpom.predictor": "Predictor",
     "lpom.penalties": "Binary Box GroupL1 L1 Levels NuclearNorm Ternary",
     "lpom.tables": "TableEncoder Target",
     "lpom.tables.columns": "Category Date Dropped Number Text YesNo",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lpom.datasets import read_table
 from lpom.exceptions import DataError
-from lpom.tables.old.numbers import NumberFormat
+from lpom.tables.numbers import NumberFormat
 
 FRAME = pd.DataFrame(
     {"length": [1.5, 2.5, 3.5], "colour": ["red", "blue", "red"], "kind": ["a", "b", "a"]}
@@ -128,7 +128,7 @@ def test_numbers_survive(values: list[float], tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.mktemp("numbers") / "t.csv"
     pd.DataFrame({"x": values}).to_csv(path, index=False)
     texts = read_table(path).frame["x"]
-    np.testing.assert_allclose(NumberFormat().read(texts), values, rtol=1e-14)
+    np.testing.assert_allclose(NumberFormat().read(list(texts)), values, rtol=1e-14)
 
 
 def refused(path: Path, message: str) -> None:

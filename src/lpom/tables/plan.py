@@ -1,2 +1,0 @@
-from lpom.tables.old.plan import ColumnPlan as ColumnPlan
-from lpom.tables.old.plan import named as named

@@ -1,1 +1,0 @@
-from lpom.tables.old.scores import *  # noqa: F403
