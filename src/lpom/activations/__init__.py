@@ -22,7 +22,7 @@ from lpom.activations.known import (
     names,
     vector_names,
 )
-from lpom.activations.measured import Measured, calibrated, measured
+from lpom.activations.device import Measured, calibrated, measured
 from lpom.activations.numerical import Raised, split
 from lpom.activations.scalar import (
     CELU,

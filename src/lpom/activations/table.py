@@ -227,6 +227,9 @@ def _conjugate(x: Tensor, knots: Tensor, values: Tensor, slopes: Tensor, areas: 
 def _piece(knots: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """The piece that holds ``z``, by the number of its left knot, and how far into it z lies."""
     inner = z.clamp(knots[0], knots[-1])
-    right = torch.searchsorted(knots, inner.detach().contiguous(), right=True)
+    if torch.compiler.is_exporting():  # ONNX has no search
+        right = (inner[..., None] >= knots).sum(-1)
+    else:
+        right = torch.searchsorted(knots, inner.detach().contiguous(), right=True)
     k = (right - 1).clamp(0, len(knots) - 2)
     return k, inner - knots[k]

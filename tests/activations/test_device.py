@@ -339,3 +339,15 @@ def test_a_fault_in_fit_leaves_the_weights_of_the_last_step(tmp_path):
         lpom.fit(model, X, y, loss="cross-entropy", epochs=5, batch_size=50)
     assert all(value.isfinite().all() for value in model.state_dict().values())
     assert not torch.equal(model[0].weight, start["0.weight"])
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_calibrated_curves_go_into_onnx(tmp_path, shared):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    device = measured(Lab(noise=0.02), shared=shared).probe(torch.randn(200, 6))
+    model = calibrated(network(device)).eval()
+    path = lpom.export.to_onnx(model, tmp_path / "curves.onnx", inputs(5))
+    session = runtime.InferenceSession(str(path))
+    (outputs,) = session.run(None, {session.get_inputs()[0].name: inputs(5).numpy()})
+    np.testing.assert_allclose(outputs, model(inputs(5)).detach(), atol=1e-5)
