@@ -20,56 +20,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
-from lpom import LPOM, Adaptive, Exact, Sweeps
-from lpom.parallel import Pipeline, Ranks, boxes
-from lpom.weights import adam
+from lpom import LPOM, Adaptive
+from lpom.parallel import Pipeline
+from lpom.penalties import L1
 
 TIMES = ("seconds", "samples_per_second")
-
-
-class Residual(nn.Module):
-    """A small residual network with batch norm and max-pooling."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem = nn.Conv2d(1, 4, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(4)
-        self.inner = nn.Conv2d(4, 4, 3, padding=1)
-        self.inner_norm = nn.BatchNorm2d(4, momentum=None)
-        self.outer = nn.Conv2d(4, 4, 3, padding=1)
-        self.pool = nn.MaxPool2d(2)
-        self.head = nn.Linear(4 * 3 * 3, 3)
-
-    def forward(self, x):
-        x = torch.relu(self.norm(self.stem(x)))
-        x = torch.relu(x + self.outer(torch.relu(self.inner_norm(self.inner(x)))))
-        return self.head(self.pool(x).flatten(1))
-
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.RNN(4, 5, batch_first=True)
-        self.hidden = nn.Linear(5, 6)
-        self.head = nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(torch.tanh(self.hidden(self.cell(x)[0][:, -1])))
-
-
-class Pictures(nn.Module):
-    """A small network with a large first state."""
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Conv2d(3, 16, 7, padding=3)
-        self.second = nn.Conv2d(16, 8, 3)
-        self.head = nn.Linear(8 * 3 * 3, 3)
-
-    def forward(self, x):
-        x = nn.functional.max_pool2d(torch.relu(self.first(x)), 4)
-        x = nn.functional.max_pool2d(torch.relu(self.second(x)), 2)
-        return self.head(x.flatten(1))
 
 
 def wide():
@@ -80,62 +35,61 @@ def chain():
     return lpom.mlp([7, 9, 8, 6, 3], seed=0)
 
 
-def steps():
-    return lpom.mlp([7, 9, 8, 3], "step", seed=0)
+def residual():
+    """Batch norm, and modules within modules."""
+    inner = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+    head = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Softplus(), inner, head)
+
+
+def pictures():
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(4),
+        nn.Conv2d(6, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(72, 3),
+    )  # fmt: skip
+
+
+class Branched(nn.Module):
+    """No Sequential: its rows can be shared, its layers can't."""
+
+    def __init__(self):
+        super().__init__()
+        self.low, self.high, self.head = nn.Linear(7, 9), nn.Linear(9, 9), nn.Linear(9, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.low(x))
+        return self.head(x + torch.relu(self.high(x)))
 
 
 MODELS = {
     "chain": (chain, (7,)),
-    "steps": (steps, (7,)),
-    "residual": (Residual, (1, 6, 6)),
-    "recurrent": (Recurrent, (5, 4)),
     "wide": (wide, (7,)),
-    "pictures": (Pictures, (3, 32, 32)),
+    "residual": (residual, (1, 6, 6)),
+    "pictures": (pictures, (3, 20, 20)),
+    "branched": (Branched, (7,)),
 }
 METHODS = {
-    "adam": LPOM(mu=5.0),
-    "sgd": LPOM(mu={"0.*": 4.0, "*": 5.0}, weights=Adaptive("sgd", 0.1, "constant")),
-    "exact": LPOM(mu=5.0, weights=Exact(iterations=2, ridge=0.2)),
-    "atonce": LPOM(mu=5.0, states=Sweeps("parallel", max_sweeps=4)),
-    "atonceplain": LPOM(
-        mu={"0.*": 4.0, "*": 5.0},
-        states=Sweeps("parallel", max_sweeps=3, rule="plain"),
-        weights=Exact(iterations=2, ridge=0.2),
-    ),
-    "topdown": LPOM(mu=5.0, states=Sweeps("top-down", max_sweeps=2)),
+    "lpom": LPOM(mu=None),
+    "adam": "adam",
+    "sgd": lpom.methods.get("sgd", learning_rate=0.1, schedule="constant"),
+    "muon": LPOM(mu=None, weights=Adaptive("muon")),
 }
-
-
-FOLDER, share_memory = boxes._FOLDER, Ranks.share_memory
-
-
-def cramped(self, sizes, messages):
-    share_memory(self, {layer: size // 4 for layer, size in sizes.items()}, messages)
 
 
 def run(name, parallel=None, **options):
-    """The case ``network-method[-more]...`` on 25 rows in batches of 12; the last has one.
-
-    In parts: gradients of matrices are never there as a whole. On wire: ranks share no memory.
-    Cramped: what they share holds the message of the last batch only.
-    """
+    """The case ``network-method[-more]...`` on 25 rows in batches of 12; the last has one."""
     network, method, *more = name.split("-")
-    adam.LARGE = 5 if "parts" in more else 1 << 19
-    boxes._FOLDER = Path("/nowhere") if "wire" in more else FOLDER
-    Ranks.share_memory = cramped if "cramped" in more else share_memory
     make, shape = MODELS[network]
     torch.manual_seed(options.pop("model_seed", 1))
     model = make().double()
     X, y = rows(shape)
     weight = torch.linspace(0, 2, 25).double() if "weighted" in more else None
-    # plain steps of all states at once may do that; the same numbers are wanted all the same
-    warnings.filterwarnings("ignore", "the sweeps over the states diverge")
     result = lpom.fit(
         model,
         X,
         y,
         method=METHODS[method],
-        epochs=1 if method == "exact" else 2,
+        epochs=2,
         batch_size=12,
         sample_weight=weight,
         validation_data=(X[:11], y[:11]),
@@ -211,6 +165,27 @@ def stumble():
     raise ArithmeticError("it stumbled")
 
 
+REFUSED = {
+    "mu": ({"method": LPOM(mu=20.0)}, "runs the model"),
+    "a rival": ({"method": "bcd"}, "runs the model"),
+    "factored": ({"method": LPOM(mu=None, weights=lpom.Adaptive("factored"))}, "factored"),
+    "penalties": ({"method": LPOM(mu=None, penalties=L1(1e-4))}, "penalties"),
+    "averaging": ({"averaging": 0.9}, "averaging"),
+    "compile": ({"compile": True}, "parallel"),
+}
+
+
+def refused(name, parallel):
+    """Such a call says so by the word."""
+    options, word = REFUSED[name]
+    try:
+        lpom.fit(chain(), torch.zeros(9, 7), torch.arange(9) % 3, parallel=parallel, **options)
+    except ValueError as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(name)
+
+
 def main(folder, *fault):
     match fault:
         case ():
@@ -226,6 +201,9 @@ def main(folder, *fault):
             run("wide-adam", lpom.Parallel(layers=2, delay="none"), checkpoint=folder / "run")
             print("stopped in order")
         case ("stumble",):
+            for name in REFUSED:
+                refused(name, lpom.Parallel(layers=2))
+            print("all refused")
             for parallel in (lpom.Parallel(data=2), lpom.Parallel(data=3)):
                 try:
                     run("residual-adam", parallel, model_seed=int(os.environ["RANK"]))

@@ -17,7 +17,6 @@ from lpom.graph import Graph, trace
 from lpom.losses import Loss
 from lpom.objectives import Objective
 from lpom.settings import Settings
-from lpom.weights.blocks import Share
 
 if TYPE_CHECKING:
     from lpom.methods.chains import Chain
@@ -156,6 +155,17 @@ class Problem:
         from lpom.methods.chains import chain  # which has states of samples, made of those here
 
         return chain(self.graph)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of a batch that this rank has, where others have the rest of all ``rows``.
+
+    ``total`` is what means over all of them are divided by.
+    """
+
+    rows: int
+    total: float | Tensor
 
 
 @dataclass(frozen=True)

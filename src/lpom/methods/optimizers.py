@@ -14,6 +14,7 @@ from lpom.losses import Loss
 from lpom.methods.base import Batch, Problem, State
 from lpom.methods.jumps import Spreads
 from lpom.weights.adaptive import (
+    SCHEDULES,
     Factory,
     Schedule,
     check_schedule,
@@ -178,6 +179,16 @@ class PenalisedState(OptimizerState):
         super().load_state_dict(saved | own)
         self.penalised.load_state_dict(saved["penalised"])
         self.spreads.values = list(saved["spreads"])
+
+
+def advance(state: State, progress: float) -> None:
+    """Tell a method how much of the run is done; rates follow the schedule that its state names."""
+    state.progress = progress
+    if isinstance(state, OptimizerState) and state.optimizer is not None:
+        if state.scheduler is None:
+            factor = SCHEDULES[state.schedule](progress)
+            for group in state.optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
 
 
 def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) -> Tensor:

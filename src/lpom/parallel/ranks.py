@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,15 +19,11 @@ from torch import Tensor
 
 from lpom.checks import check_choice, check_number
 from lpom.exceptions import LostRankError
-from lpom.parallel.boxes import Box, Process
+from lpom.methods.base import Share
 from lpom.settings import Settings
-from lpom.weights.blocks import Share
 
 #: Seconds that a rank waits for what the others say before it names those who said nothing.
 _LISTEN = 5.0
-#: For a message in memory a rank looks so often before it sleeps, so many seconds each time; after
-#: some it looks whether the other one still lives.
-_LOOKS, _NAP, _LOOK_AFTER = 100, 5e-5, 0.2
 _runs = count()
 
 T = TypeVar("T")
@@ -42,11 +37,9 @@ class Parallel(Settings):
     Parameters
     ----------
     layers : int
-        Ranks that share the nodes of the network, some consecutive ones each; two neighbours
-        may share units of a layer, or rows of the first ones, where that makes the work even.
+        Ranks that share the modules of an ``nn.Sequential``, some consecutive ones each.
     data : int
-        Ranks that share the rows of each batch. Gradients, or the Gram matrices and cross products
-        of exact weights, are added up: the step is that of the whole batch.
+        Ranks that share the rows of each batch. Their gradients are added up.
     delay : {"pipelined", "none"}
         Between layers. None: a rank waits for the ones above it, and the step is that of one rank,
         for checking. Pipelined: it goes on with the next batches meanwhile, and moves its states
@@ -90,11 +83,7 @@ class Ranks:
 
         self.parallel, self.rank, self.size = parallel, dist.get_rank(), dist.get_world_size()
         self.row, self.layer = divmod(self.rank, parallel.layers)
-        self._begun: list[dist.Work] = []
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
-        self._outgoing: dict[int, Box] = {}  # by layer
-        self._incoming: dict[int, Box] = {}
-        self._processes: list[Process | None] = []
         self._store = PrefixStore(f"lpom {next(_runs)}", _get_default_store())
         self.names = [f"rank {r}" for r in range(self.size)]
         places = torch.arange(self.size).view(parallel.data, parallel.layers)
@@ -115,7 +104,6 @@ class Ranks:
 
     def close(self) -> None:
         """Part, at the end of a run; the processes can meet again."""
-        self._outgoing, self._incoming = {}, {}
         for group in (self._of_row, self._of_layer):
             if group is not None:
                 dist.destroy_process_group(group)
@@ -146,10 +134,7 @@ class Ranks:
 
     def share(self, rows: list[int], total: float | Tensor) -> Share | None:
         """This rank's share of a batch of which each row of ranks has so many rows."""
-        if self.parallel.data == 1:
-            return None
-        first = sum(rows[: self.row])
-        return Share(first, sum(rows), total, self.add, self.begin, self.finish)
+        return None if self.parallel.data == 1 else Share(sum(rows), total)
 
     def of_rows(self, value: Tensor) -> list[Tensor]:
         """The value of each rank that has rows for this layer, by row."""
@@ -160,116 +145,55 @@ class Ranks:
             dist.all_gather(found, value, self._of_layer)
         return found
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """Add up over the ranks that have rows, in place."""
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Add tensors up over the ranks that have rows, in place and in one message."""
+        if self._of_layer is None or not tensors:
+            return
+        message = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        with self._talking():
+            dist.all_reduce(message, group=self._of_layer)
+        for tensor, part in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def from_first_row(self, tensor: Tensor) -> None:
+        """Let all ranks of this layer have what the one of the first rows has."""
         if self._of_layer is not None:
-            with self._talking():
-                dist.all_reduce(tensor, group=self._of_layer)
-        return tensor
-
-    def begin(self, tensor: Tensor) -> None:
-        """Begin to :meth:`add`."""
-        with self._talking():
-            work = dist.all_reduce(tensor, group=self._of_layer, async_op=True)
-        assert work is not None
-        self._begun.append(work)
-
-    def finish(self) -> None:
-        """Wait until all that was begun is there."""
-        with self._talking():
-            while self._begun:
-                self._begun.pop().wait()
+            self._broadcast(tensor, self.layer, self._of_layer)
 
     # States and pulls between layers
 
-    def share_memory(self, sizes: Mapping[int, int], messages: int) -> None:
-        """Let messages to layers on this machine go through memory that both see; all call it.
-
-        ``sizes`` are the bytes of the largest one to each layer, of which ``messages`` may be
-        under way.
-        """
-        this = Process.this()
-        made = {layer: Box.make(messages, size) for layer, size in sizes.items() if this}
-        own = {layer: box for layer, box in made.items() if box is not None}
-        told = self.gather((this, {self._at(layer): box.address for layer, box in own.items()}))
-        near = [this is not None and this.shares_numbers_with(process) for process, _ in told]
-        here = {
-            r: Box.open(*boxes[self.rank])
-            for r, (_, boxes) in enumerate(told)
-            if self.rank in boxes and near[r]
-        }
-        seen = self.gather({r for r, box in here.items() if box is not None})
-        for box in own.values():
-            box.hide()
-        self._processes = [process for process, _ in told]
-        self._outgoing = {k: box for k, box in own.items() if self.rank in seen[self._at(k)]}
-        self._incoming = {r % self.parallel.layers: box for r, box in here.items() if box}
-
-    def send(self, tensors: Sequence[Tensor], layer: int) -> None:
-        """Send to a layer of the same row in one message, without waiting."""
-        parts = [_as_sent(tensor.detach()) for tensor in tensors]
-        box = self._outgoing.get(layer)
-        if box is not None:
-            self._wait_until(lambda: box.has_room, layer)
-            if box.write(parts):
-                return
-        message = parts[0] if len(parts) == 1 else torch.cat([part.reshape(-1) for part in parts])
-        with self._talking():
+    def send(self, tensor: Tensor, layer: int) -> None:
+        """Send to a layer of the same row, without waiting."""
+        message = tensor.detach().contiguous()
+        with self._talking(layer):
             work = dist.isend(message, self._at(layer), group=self._of_row)
-            assert work is not None
-            self._sent.append((work, message))
+        assert work is not None
+        self._sent.append((work, message))
 
-    def receive(
-        self, shapes: Sequence[tuple[int, ...]], like: Tensor, layer: int
-    ) -> Callable[[], list[Tensor]]:
+    def receive(self, shape: tuple[int, ...], like: Tensor, layer: int) -> Callable[[], Tensor]:
         """Begin to receive what a layer sends next; the function waits for it."""
-        sizes = [math.prod(shape) for shape in shapes]
-        message, box = like.new_empty(sum(sizes)), self._incoming.get(layer)
-        begun = self._begin_to_receive(message, layer) if box is None else None
-        number = 0 if box is None else box.expect()
-
-        def wait() -> list[Tensor]:
-            work = begun
-            if box is not None:
-                self._wait_until(lambda: box.has(number), layer)
-                if not box.read(number, message):
-                    work = self._begin_to_receive(message, layer)
-            if work is not None:
-                with self._talking(layer):
-                    work.wait()
-            parts = zip(torch.split(message, sizes), shapes, strict=True)
-            return [_as_received(part, shape) for part, shape in parts]
-
-        return wait
-
-    def _begin_to_receive(self, message: Tensor, layer: int) -> dist.Work:
+        message = like.new_empty(shape)
         with self._talking(layer):
             work = dist.irecv(message, self._at(layer), group=self._of_row)
         assert work is not None
-        return work
 
-    def _wait_until(self, ready: Callable[[], bool], layer: int) -> None:
-        """Look again and again, first at once; now and then also whether the other still lives."""
-        for _ in range(_LOOKS):
-            if ready():
-                return
-        process, begun = self._processes[self._at(layer)], time.monotonic()
-        look = begun + _LOOK_AFTER
-        while not ready():
-            time.sleep(_NAP)
-            now = time.monotonic()
-            if now > look:
-                look = now + _LOOK_AFTER
-                gone = process is None or not process.alive
-                if (gone or now > begun + self.parallel.timeout) and not ready():
-                    raise LostRankError(self._lost(layer))
+        def wait() -> Tensor:
+            with self._talking(layer):
+                work.wait()
+            return message
+
+        return wait
 
     def from_layer(self, tensor: Tensor, layer: int) -> None:
         """Let all layers of this row have what one of them has."""
-        held = tensor.detach().contiguous()
+        if self._of_row is not None:
+            self._broadcast(tensor, self._at(layer), self._of_row)
+
+    def _broadcast(self, tensor: Tensor, rank: int, group: Any) -> None:
+        message = tensor.detach().contiguous()
         with self._talking():
-            dist.broadcast(held, self._at(layer), group=self._of_row)
-        tensor.detach().copy_(held)
+            dist.broadcast(message, rank, group=group)
+        tensor.detach().copy_(message)
 
     def wait_for_sent(self, but: int = 0) -> None:
         """Until all that was sent has arrived, but for the last so many messages."""
@@ -331,7 +255,7 @@ class Ranks:
                 if layer is None
                 else [f"{self.names[self._at(layer)]} was lost"]
             )
-        return f"{'; '.join(ended)}. Start the run again: with a checkpoint it goes on."
+        return f"{'; '.join(ended)}. Start the run again: with a checkpoint it resumes."
 
 
 @contextmanager
@@ -364,8 +288,8 @@ def _join(parallel: Parallel, device: torch.device) -> None:
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             raise ValueError(
                 f"parallel= needs {parallel.size} processes that run this same program, and this "
-                "one was started alone. Start it with torchrun --nproc-per-node "
-                f"{parallel.size} PROGRAM, or use lpom train --parallel."
+                f"one was started alone. Start it with torchrun --nproc-per-node {parallel.size} "
+                "PROGRAM."
             )
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=parallel.timeout))
@@ -378,15 +302,3 @@ def _join(parallel: Parallel, device: torch.device) -> None:
 
 def _host() -> str:
     return socket.gethostname()
-
-
-def _as_sent(tensor: Tensor) -> Tensor:
-    """Pictures travel in the layout in which they are fast, channels last."""
-    return (tensor.movedim(1, -1) if tensor.ndim == 4 else tensor).contiguous()
-
-
-def _as_received(part: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if len(shape) != 4:
-        return part.view(shape)
-    samples, channels, *sides = shape
-    return part.view(samples, *sides, channels).movedim(-1, 1)

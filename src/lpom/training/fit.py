@@ -19,7 +19,6 @@ from lpom.graph.tracing import unwrapped
 from lpom.methods import Method, Problem, State
 from lpom.methods.base import fingerprint, main_output
 from lpom.methods.optimizers import OptimizerState
-from lpom.modes import evaluating
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
 from lpom.training.callbacks import Callback, EarlyStopping, Signals
 from lpom.training.checkpoint import Checkpoint, RunFolder, copied, encode
@@ -111,7 +110,8 @@ def fit(
     endless : whether this is a piece of a stream, so that there is no plan which schedules could
         follow: they stay at their start
     parallel : a :class:`~lpom.Parallel`, in each process of a ``torchrun``, all of which make the
-        same call
+        same call. Consecutive modules of an ``nn.Sequential`` or rows of each batch, for methods
+        whose step runs the model
         The result, and at the end the model, are the same on every rank. ``callbacks`` run on the
         first; its checkpoints are written between epochs, and go on with any number of ranks. A
         ``DataLoader`` gives each rank rows of its own
@@ -139,6 +139,10 @@ def fit(
     check_number("epochs", epochs, whole=True)
     check_number("weight_decay", weight_decay, strict=False)
     _check_averaging(averaging, method, parallel)
+    if (compile or precision is not None) and parallel is not None and parallel.size > 1:
+        raise ValueError(
+            "compile and precision are for steps of one process; leave them or parallel out."
+        )
     stopper = EarlyStopping() if early_stopping is True else early_stopping or None
     if stopper is not None and not isinstance(stopper, EarlyStopping):
         raise TypeError(
@@ -214,7 +218,7 @@ def fit(
         if diagnostics:
             problem.graph  # noqa: B018 - which raises where there is none
         _check_hooks(problem, method)
-        team = None if ranks is None else _pipeline(method, problem, begun, ranks, train)
+        team = None if ranks is None else Pipeline(method, problem, begun, ranks)
         trainer = Trainer(
             problem,
             task,
@@ -379,16 +383,6 @@ def _place(model: nn.Module, *, training: bool = True) -> torch.device:
             "requires_grad=True on the weights that should move."
         )
     return parameters[0].device
-
-
-def _pipeline(
-    method: Method[Any], problem: Problem, state: State, ranks: Ranks, train: Source
-) -> Pipeline:
-    first = train.probe()
-    rows = -(-len(first) // ranks.parallel.data) if isinstance(train, Arrays) else len(first)
-    with evaluating(problem.model):
-        weighted = first.weight is not None or first.counts is not None
-        return Pipeline(method, problem, state, ranks, first.inputs[:3], rows, weighted)
 
 
 def _check_same(trainer: Trainer, ranks: Ranks) -> None:

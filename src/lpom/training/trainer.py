@@ -17,11 +17,10 @@ from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.methods import Batch, Method, Problem, State
 from lpom.methods.backprop import Backprop
 from lpom.methods.base import fingerprint
-from lpom.methods.optimizers import OptimizerState
+from lpom.methods.optimizers import advance
 from lpom.modes import evaluating, keeping_modes, training
 from lpom.objectives import total
-from lpom.parallel import Pipeline
-from lpom.parallel.team import Alone, Team
+from lpom.parallel import Alone, Pipeline, Team
 from lpom.training.callbacks import Bar, Callback, EarlyStopping, Stopped, Watch
 from lpom.training.checkpoint import (
     RunFolder,
@@ -39,21 +38,10 @@ from lpom.training.history import Epoch, History
 from lpom.training.randomness import Generators
 from lpom.training.score import Score, measure
 from lpom.training.task import Task
-from lpom.weights.adaptive import SCHEDULES
 
 _CHECK_EVERY = 200  # steps between two looks for NaN in the weights
 _AVERAGED = 10  # steps count with this over their number until the decay says less
 _WORSE = 1.5  # times the loss before training, or of zeros, is said to be nothing learnt
-
-
-def advance(state: State, progress: float) -> None:
-    """Tell a method how much of the run is done; rates follow the schedule that its state names."""
-    state.progress = progress
-    if isinstance(state, OptimizerState) and state.optimizer is not None:
-        if state.scheduler is None:
-            factor = SCHEDULES[state.schedule](progress)
-            for group in state.optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * factor
 
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:
