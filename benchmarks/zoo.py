@@ -224,7 +224,7 @@ def _from_config(name: str, auto: Any) -> tuple[nn.Module, dict[str, Tensor]]:
             config = _shrink(CONFIG_MAPPING[name](), sizes)
             config.use_cache = False
             with torch.device("meta"):
-                large = sum(p.numel() for p in auto.from_config(config).parameters()) > 3e7
+                large = sum(p.numel() for p in auto.from_config(config).parameters()) > 5e6
             if large:
                 raise Unavailable("it stays large")
             model = auto.from_config(config)
