@@ -529,7 +529,9 @@ def test_method_parameters_can_be_set_on_a_name():
     assert (model.max_iter, model.get_params()["method__mu"]) == (7, 3.0)
     assert clone(model).method.mu == 3.0
     assert clone(model).method == model.method
-    assert model.set_params(method="lpom", method__states__max_sweeps=2).method.states.max_sweeps == 2
+    assert (
+        model.set_params(method="lpom", method__states__max_sweeps=2).method.states.max_sweeps == 2
+    )
     assert model.method.mu == lpom.LPOM().mu
     untouched = MLPClassifier()
     with pytest.raises(ValueError, match="no setting 'nu'"):
@@ -805,3 +807,83 @@ def test_a_column_of_next_to_nothing_is_taken_as_it_is(numbers):
     X = np.column_stack([X, np.full(len(X), 1e-40)]).astype(np.float32)
     X[::2, -1] = 0
     small(MLPRegressor, max_iter=2).fit(X, y)
+
+
+# -- small tables, columns of any size, monotone functions ------------------------------------------
+
+
+def test_alpha_is_chosen_by_rows_held_out():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 30))
+    y = X[:, 0] + rng.normal(size=120)  # much noise: of 30 columns one tells anything
+    plain, chosen = (MLPRegressor(alpha=a, random_state=0).fit(X, y) for a in (0.1, "auto"))
+    X_test = rng.normal(size=(1000, 30))
+    assert chosen.alpha_ > plain.alpha_ == 0.1
+    assert chosen.score(X_test, X_test[:, 0]) > plain.score(X_test, X_test[:, 0])
+    again = MLPRegressor(alpha="auto", random_state=0).fit(X, y)
+    np.testing.assert_array_equal(again.predict(X), chosen.predict(X))
+    one = small(alpha="auto").fit(X[:6], [0, 1, 0, 1, 0, 1])  # too few to choose by
+    assert one.alpha_ == 0.1
+    with pytest.raises(ValueError, match="alpha"):
+        small(alpha="best").fit(X, y > 0)
+
+
+def test_a_first_epoch_that_stays_the_best_is_said():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(300, 40)), rng.normal(size=300)
+    model = MLPRegressor(early_stopping=True, batch_size=1, random_state=0)
+    with pytest.warns(lpom.ConvergenceWarning, match="first epoch"):
+        model.fit(X, y)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"hidden_layer_sizes": (20, 20), "activation": "tanh"},
+        {"method": "straight-through"},
+        {"method": lpom.LPOM(weights=lpom.Exact())},
+    ],
+)
+def test_outputs_rise_and_fall_as_asked(params):
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-2, 2, (300, 3))
+    y = np.tanh(2 * X[:, 0]) - X[:, 1] + np.sin(3 * X[:, 2]) + rng.normal(size=300)
+    model = small(MLPRegressor, monotonic_cst=[1, -1, 0], **params).fit(X, y)
+    X_test = rng.uniform(-2, 2, (50, 3))
+    for column, sign in ((0, 1), (1, -1)):
+        path = []
+        for value in np.linspace(-3, 3, 31):
+            X_test[:, column] = value
+            path.append(sign * model.predict(X_test))
+        assert np.diff(path, axis=0).min() >= -1e-9
+    again = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(again.predict(X), model.predict(X))
+
+
+def test_monotone_functions_may_bend_both_ways_and_go_by_names():
+    X = pd.DataFrame({"a": np.linspace(-2, 2, 400), "b": np.zeros(400)})
+    y = np.tanh(3 * X["a"])
+    model = MLPRegressor(monotonic_cst={"a": 1}, random_state=0).fit(X, y)
+    assert model.score(X, y) > 0.9
+    wrong = MLPRegressor(monotonic_cst={"a": -1}, random_state=0).fit(X, y)
+    assert wrong.score(X, y) < 0.05
+    two = small(monotonic_cst={"a": 1}).fit(X, y > 0)
+    assert (np.diff(two.predict_proba(X)[:, 1]) >= -1e-9).all()
+    for model, words in (
+        (small(monotonic_cst=[1, 0]), "two classes"),
+        (small(monotonic_cst=[1, 0], method="bcd"), "penalties"),
+        (small(monotonic_cst=[2, 0]), "monotonic_cst"),
+    ):
+        target = np.arange(400) % 3 if words == "two classes" else np.arange(400) % 2
+        with pytest.raises(ValueError, match=words):
+            model.fit(X.to_numpy(), target)
+
+
+def test_in_a_pipeline_of_skrub():
+    skrub = pytest.importorskip("skrub")
+    rng = np.random.default_rng(0)
+    X = pd.DataFrame({"size": rng.normal(size=200), "kind": rng.choice(["a", "b"], 200)})
+    y = (X["size"] > 0) ^ (X["kind"] == "a")
+    model = skrub.tabular_pipeline(MLPClassifier(max_iter=60, learning_rate_init=0.01))
+    assert model.fit(X, y).score(X, y) > 0.9

@@ -82,3 +82,16 @@ def test_a_long_tail_is_no_unit():
     X = np.random.default_rng(0).normal(size=(500, 4))
     X[0, 2] = 60.0
     assert units(X) is None
+
+
+def test_scaling_is_a_parameter(digits):
+    X, _, y, _ = digits
+    options = {"hidden_layer_sizes": (10,), "max_iter": 3, "random_state": 0}
+    scaled, raw, like = (
+        lpom.MLPClassifier(scaling=scaling, **options).fit(factor * X, y)
+        for scaling, factor in (("auto", 1e4), (None, 1e4), (None, 1.0))
+    )
+    assert raw.loss_curve_[0] > 10 * scaled.loss_curve_[0]
+    np.testing.assert_allclose(like.loss_curve_[0], scaled.loss_curve_[0], rtol=0.5)
+    with pytest.raises(ValueError, match="scaling"):
+        lpom.MLPClassifier(scaling="always").fit(X, y)

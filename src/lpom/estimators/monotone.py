@@ -49,8 +49,7 @@ def constrained(
     """The method with a constraint on each matrix of the network, whose weights now keep it."""
     if "penalties" not in method.get_params():
         raise ValueError(
-            f"method {method.name!r} has no penalties, by which monotonic_cst is kept; take 'lpom' "
-            "or 'adam'."
+            f"method {method.name!r} has no penalties, by which monotonic_cst is kept; take 'lpom'."
         )
     if method.get_params()["penalties"] is not None:
         raise ValueError("give monotonic_cst or penalties of the method, not both.")
