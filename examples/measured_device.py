@@ -36,7 +36,7 @@ print(device.report())
 print(f"test accuracy: {on_device:.1%} on the device, {by_curves:.1%} by its calibrated curves")
 
 # The answer to a gradient of 0.05, by a weight mu and by a displacement
-z = torch.linspace(-2.5, 2.5, 200)[:, None].expand(200, 40)
+z = torch.linspace(-2.5, 2.5, 150)[:, None].expand(150, 40)
 x, g, mu = device.phi(z), 0.05, 20.0
 d = device.displacement(z, x)
 held_mu = mu * (x - device.phi(z - g / mu)) / g
@@ -47,7 +47,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained
 inputs, values = device.pairs()
 curve = device.calibrate()
 for unit, color in zip((0, 1, 2), ("C0", "C1", "C2"), strict=True):
-    left.plot(inputs[:400, unit], values[:400, unit], ".", ms=2, alpha=0.4, color=color)
+    left.plot(inputs[:150, unit], values[:150, unit], ".", ms=2, alpha=0.4, color=color)
     span = z[(z[:, unit] > inputs[:, unit].min()) & (z[:, unit] < inputs[:, unit].max())]
     left.plot(span[:, unit], curve.phi(span)[:, unit], color=color)
 left.set(title="readings in training, and calibrated curves", xlabel="z", ylabel="value")
