@@ -182,8 +182,8 @@ def from_function(
     >>> wave = from_function(lambda z: torch.sin(z) + z / 2, name="wave")
     >>> wave.phi(torch.tensor([-1.0, 0.0, 3.0]))
     tensor([-1.3415,  0.0000,  1.6411])
-    >>> round(wave.lipschitz, 2), round(wave.slope_bound, 2)
-    (1.51, 0.51)
+    >>> round(wave.lipschitz, 1), round(wave.slope_bound, 1)
+    (1.5, 0.5)
     """
     if lipschitz is not None and not (math.isfinite(lipschitz) and lipschitz > 0):
         raise ValueError(
