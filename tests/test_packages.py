@@ -27,7 +27,7 @@ ROOMS = [
     {"comparison"},
     {"diagnostics"},
     {"networks", "datasets"},
-    {"layers", "encoding", "saving", "export"},
+    {"layers", "encoding", "saving", "export", "terms", "inversion"},
     {"estimators", "tables"},
     {"experiments", "tensorboard"},
     {"cli", "__main__"},

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LPOMError,
         UntrainableError,
     )
+    from lpom.inversion import invert
     from lpom.lifting import Lifted, lift, unlift
     from lpom.methods import LPOM
     from lpom.methods.jumps import Continuation, StraightThrough
@@ -72,6 +73,8 @@ __all__ = [
     "evaluate",
     "export",
     "fit",
+    "inversion",
+    "invert",
     "lift",
     "load",
     "losses",
@@ -100,6 +103,7 @@ _ROOMS = {
         "LPOMError",
         "UntrainableError",
     ),
+    "inversion": ("invert",),
     "lifting": ("Lifted", "lift", "unlift"),
     "methods": ("LPOM",),
     "methods.jumps": ("Continuation", "StraightThrough"),

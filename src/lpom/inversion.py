@@ -5,10 +5,9 @@ Of one layer :math:`y = \phi(A u + b)` with a monotone :math:`\phi`, the gap
 .. math:: \min_u \; D(y, A u + b) + h(u), \qquad
     D(y, z) = \Phi^*(y) + \Phi(z) - \langle y, z \rangle
 
-is convex in :math:`u` if the prior :math:`h` is, and its gradient is
-:math:`A^T (\phi(A u + b) - y)`. Of several layers the hidden states :math:`x_i = \phi_i(p_i)` are
-variables too, and :math:`\sum_i D_i(x_i, A_i x_{i-1} + b_i) + h(u)` is convex in each of them: one
-after the other moves, from the top down, as in training with the safe step of `lpom.states`.
+is convex in u if the prior h is, with the gradient :math:`A^T (\phi(A u + b) - y)`. Of several
+layers the hidden states :math:`x_i = \phi_i(p_i)` are variables too, and the sum of the gaps is
+convex in each: they move one by one, from the top down, by the safe step of `lpom.states`.
 """
 
 from __future__ import annotations
@@ -16,21 +15,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from lpom.activations import Activation, Identity, from_module, get, is_activation
-from lpom.checks import check_number, require
+from lpom.activations import Activation, Identity, from_module, is_activation
+from lpom.checks import check_number
 from lpom.exceptions import ConvergenceWarning, UntrainableError, warn
 from lpom.modes import evaluating
 from lpom.penalties import Penalty
-from lpom.priors import Elementwise, Gaussian, Prior, Sparse, TotalVariation, by_row
+from lpom.terms import (
+    Elementwise,
+    FenchelYoung,
+    Gap,
+    Gaussian,
+    Prior,
+    Sparse,
+    TotalVariation,
+    by_row,
+    dot,
+    size,
+)
 
 __all__ = ["FenchelYoung", "Gaussian", "Gap", "Result", "Sparse", "TotalVariation", "invert"]
 
-RAMP = 0.25  # beside the distance of two jumps
 _MARGIN = 1.02  # power iteration sees a norm from below
 
 
@@ -47,34 +56,6 @@ class Result:
     residual: Tensor
     n_iter: Tensor
     converged: Tensor
-
-
-@final
-class Gap:
-    r"""The gap :math:`D(y, z)` of an activation as a function of z with a Lipschitz gradient.
-
-    Where the activation jumps its ramps stand for it, as wide as ``RAMP`` times the narrowest
-    distance between two jumps: then the gap is zero only somewhat inside of the cell of y.
-    """
-
-    def __init__(self, activation: Activation) -> None:
-        if activation.jumps:
-            jumps = torch.tensor(activation.kinks or (0.0,), dtype=torch.float64)
-            width = float(jumps.diff().min()) if len(jumps) > 1 else 1.0
-            activation = activation.smoothed(RAMP * width)
-        self.activation = activation
-        self.lipschitz = activation.lipschitz
-
-    def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """One number per row; of a y out of phi's range up to a constant."""
-        y, z = y.double(), z.double()
-        constant = self.activation.conjugate(y)
-        product = y * z if self.activation.elementwise else (y * z).flatten(1).sum(1)
-        gap = constant.masked_fill(constant.isinf(), 0.0) + self.activation.primitive(z) - product
-        return gap.flatten(1).sum(1)
-
-    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.activation.phi(z) - y
 
 
 @final
@@ -98,13 +79,11 @@ class Layer:
         """Find the norm of A for inputs like one row x by power iteration; phi(A(x))."""
         zero = self.edge(torch.zeros_like(x))
         generator = torch.Generator().manual_seed(0)
-        v, w = (torch.randn(x.shape, generator=generator).to(x) for _ in range(2))
+        v, w = (torch.randn(8, *x.shape[1:], generator=generator).to(x) for _ in range(2))
         both = self.edge(v + w) - self.edge(v) - self.edge(w) + zero
         if not float(both.abs().max()) <= 1e-3 * float((self.edge(v) - zero).abs().max() + 1e-30):
-            raise UntrainableError(
-                f"inversion needs affine maps between activations; {self.edge} is none. Take "
-                "average pooling in place of max-pooling, for example."
-            )
+            raise UntrainableError(f"not affine, as inversion needs it (max-pooling?): {self.edge}")
+        v = v[:1]
         for _ in range(iterations):
             with torch.enable_grad():
                 v = (v / v.norm()).requires_grad_()
@@ -132,10 +111,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
         layers.append(Layer(between, Identity()))
     for layer in layers[:-1]:
         if layer.activation.jumps:
-            raise UntrainableError(
-                f"{layer.activation} jumps, which only the last activation may; take "
-                "activation.smoothed(width) below it."
-            )
+            raise UntrainableError(f"{layer.activation} jumps, which only the last one may do.")
     return layers
 
 
@@ -181,7 +157,7 @@ def invert(
     check_number("tol", tol)
     layers = layers_of(model)
     if start is None:
-        first = layers[0].edge[0] if len(layers[0].edge) else None
+        first = next(iter(layers[0].edge), None)
         if not isinstance(first, nn.Linear):
             raise ValueError("the model does not begin with a Linear layer: give `start`.")
         start = y.new_zeros(len(y), first.in_features)
@@ -192,6 +168,8 @@ def invert(
             x = layer.measure(x)
         if x.shape[1:] != y.shape[1:]:
             raise ValueError(f"the model gives {tuple(x.shape[1:])} per row, y has {y.shape[1:]}.")
+        last = layers[-1].activation
+        y = y.clamp(last.lower, last.upper)  # noise may have brought it out of the range
         return _Solver(layers, known, tol).solve(start.clone(), y, max_iter)
 
 
@@ -225,7 +203,7 @@ class _Solver:
             new, found = self.sweep(point, target, slower[rows])
             value = self.objective(new, target)
             falls = value <= objective[rows] + slack[rows]
-            turned = sum(_dot(p - b, b - a) for p, b, a in zip(point, new, old, strict=True)) > 0
+            turned = sum(dot(p - b, b - a) for p, b, a in zip(point, new, old, strict=True)) > 0
             for v, w, a, b in zip(V, before, old, new, strict=True):
                 w[rows] = a
                 v[rows] = torch.where(by_row(falls, a), b, a)
@@ -235,12 +213,9 @@ class _Solver:
             slower[rows] *= torch.where(falls | (momentum > 0), 1.0, 2.0)
             residual[rows[slower[rows] > 1e6]] = 0.0  # nothing is left but rounding
         converged = residual <= self.tol
-        if not bool(converged.all()):
-            warn(
-                f"{int((~converged).sum())} of {n} rows had not converged after {max_iter} "
-                "iterations. Raise max_iter, or tol.",
-                ConvergenceWarning,
-            )
+        if missing := int((~converged).sum()):
+            message = f"{missing} of {n} rows did not converge. Raise max_iter ({max_iter}) or tol."
+            warn(message, ConvergenceWarning)
         return Result(V[0], objective, residual, n_iter, converged)
 
     def sweep(self, V: list[Tensor], y: Tensor, slower: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -252,7 +227,7 @@ class _Solver:
             z = layer.edge(X[k - 1])
             step = V[k] - z + above.pulled(X[k], X[k + 1])[1]
             alpha = 1 / (1 + layer.gap.lipschitz * above.gap.lipschitz * above.norm**2)
-            residual = torch.maximum(residual, _size(step) / (_size(V[k]) + _size(z) + 1e-30))
+            residual = torch.maximum(residual, size(step) / (size(V[k]) + size(z) + 1e-30))
             V[k] = V[k] - by_row(alpha / slower, step) * step
             X[k] = layer.activation.phi(V[k])
         first = self.layers[0]
@@ -260,8 +235,8 @@ class _Solver:
         step = 1 / (slower * first.gap.lipschitz * max(first.norm, 1e-30) ** 2)
         moved = V[0] - by_row(step, pull) * pull
         moved = moved if self.prior is None else self.prior.prox(moved, step)
-        scale = first.norm * torch.maximum(_size(X[1]), _size(first.activation.phi(z))) + 1e-30
-        residual = torch.maximum(residual, _size(moved - V[0]) / step / scale)
+        scale = first.norm * torch.maximum(size(X[1]), size(first.activation.phi(z))) + 1e-30
+        residual = torch.maximum(residual, size(moved - V[0]) / step / scale)
         return [moved, *V[1:]], residual
 
     def states(self, V: list[Tensor], y: Tensor) -> list[Tensor]:
@@ -274,30 +249,3 @@ class _Solver:
         for layer, below, above in zip(self.layers, X[:-1], X[1:], strict=True):
             total = total + layer.gap.value(layer.edge(below), above)
         return total if self.prior is None else total + self.prior.value(V[0])
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).flatten(1).sum(1)
-
-
-def _size(x: Tensor) -> Tensor:
-    return x.flatten(1).double().norm(dim=1)
-
-
-def FenchelYoung(activation: str | Activation) -> Any:  # noqa: N802
-    """The gap as a data term of deepinv, for measurements ``activation(physics.A(x))``.
-
-    The physics given to deepinv's iterators is the linear part alone.
-    """
-    optim = require("deepinv.optim", "a data term for deepinv", "deepinv")
-    gap = Gap(get(activation))
-
-    class Data(optim.DataFidelity):  # type: ignore[misc, name-defined]
-        def fn(self, x: Tensor, y: Tensor, physics: Any, *_: Any, **__: Any) -> Tensor:
-            return gap.value(physics.A(x), y).to(x.dtype)
-
-        def grad(self, x: Tensor, y: Tensor, physics: Any, *_: Any, **__: Any) -> Tensor:
-            pull: Tensor = physics.A_vjp(x, gap.gradient(physics.A(x), y))
-            return pull
-
-    return Data()

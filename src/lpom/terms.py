@@ -1,15 +1,18 @@
-"""What is known of the inputs that `lpom.inversion` looks for: functions with a prox per row."""
+"""What `lpom.inversion` adds up: the gap to the outputs, and what is known of the inputs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, final
+from typing import Any, Protocol, final
 
 import torch
 from torch import Tensor
 
-from lpom.checks import check_number
+from lpom.activations import Activation, get
+from lpom.checks import check_number, require
 from lpom.penalties import Penalty
+
+RAMP = 0.25  # beside the distance of two jumps
 
 
 class Prior(Protocol):
@@ -20,6 +23,34 @@ class Prior(Protocol):
 
     def prox(self, x: Tensor, step: Tensor) -> Tensor:
         """For each row the minimiser of ``value(v) + |v - x|**2 / (2 step)``."""
+
+
+@final
+class Gap:
+    r"""The gap :math:`D(y, z)` of an activation as a function of z with a Lipschitz gradient.
+
+    Where the activation jumps its ramps stand for it, as wide as ``RAMP`` times the narrowest
+    distance between two jumps: then the gap is zero only somewhat inside of the cell of y.
+    """
+
+    def __init__(self, activation: Activation) -> None:
+        if activation.jumps:
+            jumps = torch.tensor(activation.kinks or (0.0,), dtype=torch.float64)
+            width = float(jumps.diff().min()) if len(jumps) > 1 else 1.0
+            activation = activation.smoothed(RAMP * width)
+        self.activation = activation
+        self.lipschitz = activation.lipschitz
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        """One number per row; of a y out of phi's range up to a constant."""
+        y, z = y.double(), z.double()
+        constant = self.activation.conjugate(y)
+        constant = constant.masked_fill(constant.isinf(), 0.0)
+        parts = (constant, self.activation.primitive(z), -y * z)
+        return sum((part.flatten(1).sum(1) for part in parts), y.new_zeros(len(y)))
+
+    def gradient(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.activation.phi(z) - y
 
 
 @final
@@ -74,7 +105,8 @@ class TotalVariation:
 
     def value(self, x: Tensor) -> Tensor:
         gradient = _gradient(self._picture(x).double())
-        return self.strength * gradient.norm(dim=0).flatten(1).sum(1)
+        lengths: Tensor = gradient.norm(dim=0)
+        return self.strength * lengths.flatten(1).sum(1)
 
     def prox(self, x: Tensor, step: Tensor) -> Tensor:
         picture = self._picture(x)
@@ -112,7 +144,27 @@ class Sparse:
         kept = torch.where(x.abs() >= least, x, 0.0)
         if self.norm is None:
             return kept
-        return self.norm * kept / kept.norm(dim=1, keepdim=True).clamp_min(1e-30)
+        norms: Tensor = kept.norm(dim=1, keepdim=True)
+        return self.norm * kept / norms.clamp_min(1e-30)
+
+
+def FenchelYoung(activation: str | Activation) -> Any:  # noqa: N802
+    """The gap as a data term of deepinv, for measurements ``activation(physics.A(x))``.
+
+    The physics given to deepinv's iterators is the linear part alone.
+    """
+    optim = require("deepinv.optim", "a data term for deepinv", "deepinv")
+    gap = Gap(get(activation))
+
+    class Data(optim.DataFidelity):  # type: ignore[misc, name-defined]
+        def fn(self, x: Tensor, y: Tensor, physics: Any, *_: Any, **__: Any) -> Tensor:
+            return gap.value(physics.A(x), y).to(x.dtype)
+
+        def grad(self, x: Tensor, y: Tensor, physics: Any, *_: Any, **__: Any) -> Tensor:
+            pull: Tensor = physics.A_vjp(x, gap.gradient(physics.A(x), y))
+            return pull
+
+    return Data()
 
 
 def _gradient(x: Tensor) -> Tensor:
@@ -136,3 +188,12 @@ def by_row(numbers: Tensor, like: Tensor) -> Tensor:
     """Numbers per row in the dimensions of the rows."""
     numbers = numbers.to(like.dtype) if numbers.is_floating_point() else numbers
     return numbers.view(-1, *[1] * (like.ndim - 1))
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).flatten(1).sum(1)
+
+
+def size(x: Tensor) -> Tensor:
+    found: Tensor = x.flatten(1).double().norm(dim=1)
+    return found
