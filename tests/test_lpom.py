@@ -108,7 +108,9 @@ def test_top_down_falls_to_chance_with_the_plain_iteration_and_not_with_the_safe
 @pytest.mark.parametrize("order", ["interleaved", "top-down", "paper", "parallel"])
 def test_every_order_learns(digits, order):
     sweeps = 1 if order == "interleaved" else 3
-    score, _ = accuracy(digits, (60, 30), "relu", LPOM(states=Sweeps(order, max_sweeps=sweeps)), epochs=8)
+    score, _ = accuracy(
+        digits, (60, 30), "relu", LPOM(states=Sweeps(order, max_sweeps=sweeps)), epochs=8
+    )
     assert score > 0.9
 
 
@@ -215,7 +217,7 @@ def test_muon_for_matrices_beside_adam_for_the_rest(digits, tmp_path):
 
 def test_methods_are_their_settings():
     """Equal when these are; names stand for defaults; settings within are reached by name."""
-    assert LPOM() == LPOM(mu=20.0, states=Sweeps(), weights=Adaptive(), jumps="straight")
+    assert LPOM() == LPOM(mu=20.0, states=Sweeps(), weights=Adaptive(), jumps="straight-through")
     assert LPOM() != LPOM(mu=5.0)
     assert LPOM(weights="exact") == LPOM(weights=Exact()) != LPOM()
     assert LPOM(weights={"exact": {"ridge": 1.0}}).weights.ridge == 1.0
@@ -289,3 +291,20 @@ def test_no_activation_is_evaluated_under_autograd(digits, order, monkeypatch):
     lpom.fit(model, X[:200], y[:200], method=LPOM(states=Sweeps(order, max_sweeps=2)), epochs=1)
     lpom.fit(model, X[:200], y[:200], method=LPOM(), epochs=1)
     assert watched and set(watched) == {(False, False, False)}
+
+
+def test_the_paper_s_algorithm_is_one_line():
+    method = LPOM.paper()
+    assert (method.states.order, method.states.max_sweeps, method.states.rule) == (
+        "paper",
+        5,
+        "plain",
+    )
+    assert method.mu == 20 and method.weights == lpom.Exact(iterations=1, ridge=0.0, rtol=0.03)
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(60, 12, generator=generator)
+    y = (X[:, :3].argmax(1)).numpy()
+    model = lpom.mlp([12, 10, 3], "relu", "relu", seed=0)
+    before = lpom.evaluate(model, X, y, loss="squared")[0]
+    lpom.fit(model, X, y, method=method, loss="squared", epochs=3, batch_size=20, seed=0)
+    assert lpom.evaluate(model, X, y, loss="squared")[0] < before

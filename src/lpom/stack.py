@@ -134,7 +134,8 @@ def _has_answer(activation: Activation) -> bool:
 
 def _in_a_row(model: nn.Module) -> Iterable[nn.Module]:
     """The modules that a Sequential calls, one after the other."""
-    if type(model) is nn.Sequential:
+    hooked = model._forward_hooks or model._forward_pre_hooks
+    if type(model) is nn.Sequential and not hooked:
         for module in model:
             yield from _in_a_row(module)
     else:

@@ -171,7 +171,7 @@ def an_addition_to_two_names(self, x):
 def test_what_can_not_be_followed_is_refused(forward, sentence):
     model = net(forward)
     with pytest.raises(UntrainableError, match=sentence):
-        step(model)
+        trace(model, X)
     assert not model.mean.any()
 
 

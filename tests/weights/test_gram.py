@@ -110,3 +110,19 @@ def test_a_ridge_is_relative_to_the_rows():
     A, R = draw((6, 4, 2), 0)
     small, large = gram(A, 0.3), gram(10 * A, 0.3)
     torch.testing.assert_close(large.solve(10 * R), small.solve(R))
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (6, 20)])
+def test_with_rtol_it_is_the_truncated_pseudo_inverse(shape):
+    """Singular values below ``rtol`` of the largest count as zero, always."""
+    generator = torch.Generator().manual_seed(0)
+    A = torch.randn(shape, generator=generator, dtype=torch.float64)
+    U, s, V = torch.linalg.svd(A, full_matrices=False)
+    s = torch.tensor([1.0, 0.5, 0.2, 0.04, 0.02, 0.001], dtype=torch.float64)
+    A = U * s @ V
+    R = torch.randn(shape[0], 3, generator=generator, dtype=torch.float64)
+    for rtol in (0.3, 0.03, 0.01):
+        squares = gram(A, 0.0, rtol=rtol)
+        found = squares.weights(squares.solve(R))
+        expected = (torch.linalg.pinv(A, rtol=rtol) @ R).T
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -28,7 +28,8 @@ from lpom.graph.operations import (
     is_computed,
     module_name,
 )
-from lpom.graph.tracing import traced, unwrapped
+from lpom.graph.rewriting import pick_from_stacks
+from lpom.graph.tracing import check_outputs, traced, unwrapped
 
 
 def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
@@ -39,7 +40,10 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     the line of the model where it stands.
     """
     model = unwrapped(model)
-    return _Builder(model, *traced(model, example)).build(model)
+    graph = _Builder(model, *traced(model, example)).build(model)
+    if example is not None and not graph.jumps:  # where units jump, rounding may tip one over
+        check_outputs(model, lambda rows: graph.feed_forward(rows)[1][graph.output], example)
+    return graph
 
 
 def lifted_identity(x: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class _Builder:
 
     def build(self, model: nn.Module) -> Graph:
         self._check_ends()
-        self._pick_from_stacks()
+        pick_from_stacks(self.traced)
         self._follow()
         self._mark_shared()
         self._mark_output()
@@ -132,23 +136,6 @@ class _Builder:
         made = self.traced.call_function(target, args, kwargs)
         self.lines[made] = self.lines.get(near, "")
         return made
-
-    def _pick_from_stacks(self) -> None:
-        """``stack(steps, 1)[:, -1]`` is the last step: the others need not be looked at."""
-        for pick in list(self.traced.nodes):
-            below = pick.args[0] if pick.target is operator.getitem else None
-            if not isinstance(below, fx.Node) or below.target is not torch.stack:
-                continue
-            stacked: Any = below.args[0]
-            dim = below.args[1] if len(below.args) > 1 else below.kwargs.get("dim", 0)
-            index = pick.args[1] if isinstance(pick.args[1], tuple) else (pick.args[1],)
-            place = index[dim] if isinstance(dim, int) and 0 <= dim < len(index) else None
-            rest = [i for d, i in enumerate(index) if d != dim]
-            if type(place) is int and all(i == slice(None) for i in rest):
-                pick.replace_all_uses_with(stacked[place])
-                self.traced.erase_node(pick)
-                if not below.users:
-                    self.traced.erase_node(below)
 
     def _name_or_nothing(self, node: fx.Node) -> str:
         return self._name(node) if node.op.startswith("call") else ""

@@ -113,12 +113,12 @@ def _multihead(
         raise ValueError(
             "attention with add_bias_kv or add_zero_attn is not written out; leave it out instead."
         )
-    batched = query.dim() == 3
+    batched, alike = query.dim() == 3, query is key and key is value
+    query = _samples_first(module, query)
+    key = query if alike else _samples_first(module, key)
+    value = query if alike else _samples_first(module, value)
     q, k, v = _projected(module, query, key, value)
-    if batched and not module.batch_first:
-        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
     if not batched:
-        q, k, v = (x.unsqueeze(0) for x in (q, k, v))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
     heads, width = module.num_heads, module.head_dim
     # (m, L, E) -> (m, heads, L, d)
@@ -145,6 +145,13 @@ def _multihead(
         return out, None
     seen = attended.mean(1) if average_attn_weights else attended
     return out, seen if batched else seen[0]
+
+
+def _samples_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
+    """(L, m, E) or (L, E) to (m, L, E), as states are to be."""
+    if x.dim() == 2:
+        return x.unsqueeze(0)
+    return x if module.batch_first else x.transpose(0, 1)
 
 
 def _projected(

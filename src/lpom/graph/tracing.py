@@ -19,9 +19,9 @@ from torch.nn.parameter import UninitializedParameter
 
 from lpom import activations
 from lpom.exceptions import UntrainableError
-from lpom.graph.inplace import as_values
 from lpom.graph.operations import SHAPES, call_name, module_name
 from lpom.graph.proxies import ShapedProxy
+from lpom.graph.rewriting import as_values
 from lpom.graph.simpler import simpler_function, simpler_module
 from lpom.modes import evaluating, keeping_modes, training
 
@@ -352,6 +352,34 @@ class _Tracer(fx.Tracer):
         if node.op == "call_method":
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+@torch.no_grad()
+def check_outputs(model: nn.Module, run: Callable[[Tensor], Tensor], example: Tensor) -> None:
+    """Raise where ``run``, made of a trace, does not do what the model itself does.
+
+    Layers one after the other are what they are, and a model that draws never says the same.
+    """
+    if type(model) is nn.Sequential and not any(any(m.children()) for m in model):
+        return
+    generator = torch.Generator(example.device).manual_seed(0)
+    rows = example
+    if example.is_floating_point():
+        rows = torch.rand(example.shape, generator=generator, device=example.device).to(example)
+    with evaluating(model), torch.random.fork_rng(devices=[]):
+        try:
+            wanted, again = model(rows), model(rows)
+        except (RuntimeError, IndexError, TypeError, ValueError):  # values that mean something
+            return
+        traced = run(rows).reshape(wanted.shape)
+    size = float(wanted.abs().max())
+    same = torch.allclose(traced, wanted, rtol=0.0, atol=0.01 * size + 1e-6)
+    if torch.equal(wanted, again) and not same:
+        raise UntrainableError(
+            f"what torch.fx has seen of {type(model).__name__} gives other outputs than the model "
+            "itself: it does something that can't be seen (tensors changed through another name, "
+            "numbers read out of tensors). The default step of lpom.fit needs no graph."
+        )
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from lpom.states import States, Sweeps
 from lpom.weights.adaptive import Adaptive
 from lpom.weights.blocks import Block, Use, blocks
 from lpom.weights.exact import Exact, exact_step, penalised_step
+from lpom.weights.factored import Factored
 from lpom.weights.penalised import Penalised
 
 #: What the gaps are weighed by where states stay and no mu is given: the paper's value.
@@ -261,6 +262,12 @@ class LPOM(Method[LPOMState]):
             if self.one_sweep and plain and not varies:
                 state.stack = Stack.of(problem.model)
                 state.rules = self._rules(state)
+            if isinstance(state.optimizer, Factored) and state.stack is None:
+                state.remark(
+                    "factored",
+                    "optimizer='factored' is for stacks of Linear layers, moved in one interleaved "
+                    "sweep without penalties: here all weights move as Adam moves them.",
+                )
         else:
             state.blocks = blocks(problem.graph)
         state.penalised = Penalised(self.penalties, problem.parameter_names)

@@ -306,7 +306,8 @@ def _check_averaging(decay: float, method: Method[Any], parallel: Parallel | Non
 def _is_small(model: nn.Module, rows: int) -> bool:
     """Whether threads would cost more than they bring."""
     owners = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
-    products = rows * sum(m.weight.numel() for m in owners if isinstance(m, nn.Linear))
+    linear = [m for m in owners if isinstance(m, nn.Linear)]
+    products = rows * sum(m.in_features * m.out_features for m in linear)
     return all(isinstance(m, nn.Linear) for m in owners) and products < _SMALL
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lpom.graph import Graph, Node, Switches
-from lpom.weights.gram import Add, Gram, gram
+from lpom.weights.gram import Gram, gram
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Share:
     first: int
     rows: int
     total: float | Tensor
-    add: Add
+    add: Callable[[Tensor], Tensor]
     begin: Callable[[Tensor], None]
     finish: Callable[[], None]
 
@@ -155,14 +155,13 @@ def least_squares(
     block: Block,
     uses: Sequence[Use],
     ridge: float,
-    share: Share | None = None,
     rtol: float = 0.0,
 ) -> LeastSquares:
     """By a Gram matrix where the edge is a Linear or a Conv2d, else by conjugate gradients."""
     layer = block.layer
     if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and _unfolds(layer)):
-        return ByGram(layer, uses, ridge, share, rtol)
-    return ByConjugateGradients(block, uses, ridge, share)
+        return ByGram(layer, uses, ridge, rtol)
+    return ByConjugateGradients(block, uses, ridge)
 
 
 def _unfolds(layer: nn.Conv2d) -> bool:
@@ -180,7 +179,6 @@ class ByGram(LeastSquares):
         layer: nn.Linear | nn.Conv2d,
         uses: Sequence[Use],
         ridge: float,
-        share: Share | None = None,
         rtol: float = 0.0,
     ) -> None:
         self.layer, self.uses = layer, uses
@@ -189,7 +187,7 @@ class ByGram(LeastSquares):
         if any(use.weight is not None for use in uses):
             self.scale = torch.cat([self._per_row(use) for use in uses]).sqrt()[:, None]
         weight = None if self.scale is None else self.scale[:, 0].square()
-        self.gram: Gram = gram(A, ridge, weight, None if share is None else share.add, rtol)
+        self.gram: Gram = gram(A, ridge, weight, rtol)
         self.deficient = self.gram.deficient
 
     def _per_row(self, use: Use) -> Tensor:
@@ -288,10 +286,8 @@ class ByConjugateGradients(LeastSquares):
     the norm estimated from a few random signs.
     """
 
-    def __init__(
-        self, block: Block, uses: Sequence[Use], ridge: float, share: Share | None = None
-    ) -> None:
-        self.parameters, self.uses, self.share = block.parameters, uses, share
+    def __init__(self, block: Block, uses: Sequence[Use], ridge: float) -> None:
+        self.parameters, self.uses = block.parameters, uses
         self.weights = [
             None if use.weight is None else use.weight.view(-1, *[1] * (use.value.ndim - 1))
             for use in uses
@@ -326,8 +322,8 @@ class ByConjugateGradients(LeastSquares):
 
     def apply(self, C: Tensor) -> list[Tensor]:
         changes = self._split(C)
-        return [  # zeros where a share of no rows leaves nothing to differentiate
-            torch.autograd.grad(back, probe, changes, retain_graph=True, materialize_grads=True)[0]
+        return [
+            torch.autograd.grad(back, probe, changes, retain_graph=True)[0]
             for back, probe in zip(self._backs, self._probes, strict=True)
         ]
 
@@ -336,7 +332,7 @@ class ByConjugateGradients(LeastSquares):
             parameter.detach().add_(change)
 
     def _adjoint(self, values: Sequence[Tensor]) -> Tensor:
-        """``J^T W values``, summed over uses and ranks, W the weights of the samples."""
+        """``J^T W values``, summed over uses, W the weights of the samples."""
         total: Tensor | None = None
         for use, value, weight in zip(self.uses, values, self.weights, strict=True):
             weighted = value if weight is None else weight * value
@@ -344,19 +340,11 @@ class ByConjugateGradients(LeastSquares):
             flat = torch.cat([gradient.flatten() for gradient in found])
             total = flat if total is None else total + flat
         assert total is not None  # a block has a use
-        return total if self.share is None else self.share.add(total)
+        return total
 
     def _split(self, C: Tensor) -> list[Tensor]:
         parts = torch.split(C, [p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def _signs(self, shape: torch.Size, generator: torch.Generator) -> Tensor:
-        """Random signs; each row has the same ones, whichever rank it is on."""
-        first, rows = 0, shape[0]
-        if self.share is not None:
-            first, rows = self.share.first, self.share.rows
-        signs = torch.randint(0, 2, (rows, *shape[1:]), generator=generator) * 2 - 1
-        return signs[first : first + shape[0]]
 
     def _squared_norm(self, probes: int = 8) -> float:
         generator = torch.Generator().manual_seed(0)
@@ -364,7 +352,8 @@ class ByConjugateGradients(LeastSquares):
         for _ in range(probes):
             signs = []
             for use, weight in zip(self.uses, self.weights, strict=True):
-                sign = self._signs(use.value.shape, generator).to(use.value)
+                sign = torch.randint(0, 2, use.value.shape, generator=generator) * 2 - 1
+                sign = sign.to(use.value)
                 # the adjoint weights once, and the norm is that of the rows times the root
                 signs.append(sign if weight is None else sign / weight.sqrt().clamp_min(1e-30))
             total += float(self._adjoint(signs).square().sum()) / probes

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lpom.checks import check_number, check_pair
 from lpom.settings import Settings, geometric
-from lpom.weights.blocks import Block, ByGram, Share, Use, least_squares
+from lpom.weights.blocks import Block, ByGram, Use, least_squares
 from lpom.weights.penalised import Penalised
 
 
@@ -64,7 +64,6 @@ def exact_step(
     iterations: int = 1,
     ridge: float = 0.1,
     rtol: float = 0.0,
-    share: Share | None = None,
 ) -> bool:
     r"""Algorithm 2 in the metric of the states, in place; returns whether they were deficient.
 
@@ -72,13 +71,13 @@ def exact_step(
     accelerated sequence :math:`Y_k`, for all uses at once, :math:`\gamma` the largest of theirs.
     The pseudo-inverse is never formed: every iterate is the old weights plus what coefficients
     :math:`C` stand for. With a ridge :math:`X^T X + \lambda I` still majorises and Theorem 4 holds
-    in that metric. With a ``share`` of the batch the problem is that of all ranks' rows.
+    in that metric.
     """
     if block.layer is not None:
-        uses = _counting(uses, share)
+        uses = _counting(uses)
     if not uses:
         return False
-    squares = least_squares(block, uses, ridge, share, rtol=rtol)
+    squares = least_squares(block, uses, ridge, rtol)
     phis = [use.node.activation.phi for use in uses]
     gamma = max(use.node.activation.lipschitz for use in uses)
 
@@ -110,7 +109,6 @@ def penalised_step(
     iterations: int = 1,
     ridge: float = 0.1,
     inner: int = 10,
-    share: Share | None = None,
 ) -> None:
     r"""Algorithm 2 with penalties, in place. Each iteration has the subproblem
 
@@ -130,10 +128,10 @@ def penalised_step(
     """
     if not ridge > 0:
         raise ValueError(f"exact weights with penalties need a ridge above 0, got {ridge!r}.")
-    uses = _counting(uses, share)
+    uses = _counting(uses)
     if not uses:
         return
-    squares = least_squares(block, uses, ridge, share)
+    squares = least_squares(block, uses, ridge)
     if not isinstance(squares, ByGram):
         raise ValueError(
             f"exact weights with penalties are for Linear and Conv2d layers, and {block.names[0]} "
@@ -174,10 +172,10 @@ def penalised_step(
         parameter.detach().copy_(part)
 
 
-def _counting(uses: Sequence[Use], share: Share | None) -> list[Use]:
-    """Uses without the samples that count for nothing, if any are left here or on other ranks."""
+def _counting(uses: Sequence[Use]) -> list[Use]:
+    """Uses without the samples that count for nothing, if any are left."""
     kept = [use.counting() for use in uses]
-    return [use for use in kept if len(use.goal) or share is not None]
+    return [use for use in kept if len(use.goal)]
 
 
 def next_theta(theta: float) -> float:

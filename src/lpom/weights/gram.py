@@ -20,9 +20,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-#: Adds a tensor up over all ranks, in place.
-Add = Callable[[Tensor], Tensor]
-
 
 class Gram(ABC):
     r"""Coefficients C stand for the weight change ``weights(C)`` and the change ``apply(C)`` of Z.
@@ -53,7 +50,7 @@ class Gram(ABC):
             part.add_(change)
 
     def adjoint(self, R: Tensor) -> Tensor:
-        """``A^T R``, over the rows of all ranks."""
+        """``A^T R``."""
         return self.A.T @ R
 
     @abstractmethod
@@ -63,18 +60,11 @@ class Gram(ABC):
 
 @final
 class Columns(Gram):
-    """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``.
+    """More rows than columns: the coefficients are the weights, the matrix is ``A^T A``."""
 
-    Of rows that other ranks have, only such products need to be known: ``add`` adds them up.
-    """
-
-    def __init__(self, A: Tensor, ridge: Tensor, add: Add | None = None, rtol: float = 0.0) -> None:
-        self.A, self.ridge, self._add = A, ridge, add
-        self._inverse, self.deficient = inverse(self.adjoint(A), ridge, rtol)
-
-    def adjoint(self, R: Tensor) -> Tensor:
-        product = self.A.T @ R
-        return product if self._add is None else self._add(product)
+    def __init__(self, A: Tensor, ridge: Tensor, rtol: float = 0.0) -> None:
+        self.A, self.ridge = A, ridge
+        self._inverse, self.deficient = inverse(A.T @ A, ridge, rtol)
 
     def solve(self, R: Tensor) -> Tensor:
         return self._inverse(self.adjoint(R))
@@ -158,7 +148,6 @@ def gram(
     A: Tensor,
     ridge: float = 0.0,
     weight: Tensor | None = None,
-    add: Add | None = None,
     rtol: float = 0.0,
 ) -> Gram:
     r"""Choose the cheapest exact form for rows ``A`` (m, n), optionally weighted per row.
@@ -166,16 +155,12 @@ def gram(
     The ridge is relative, :math:`\lambda = ridge \cdot \|A\|_F^2 / n`, so one default serves layers
     of every scale, and a row that stands twice counts as one with weight two. Row weights are
     folded into ``A`` as their square roots, and the caller scales its right-hand sides alike.
-    With ``add`` other ranks have rows too.
     """
     if weight is not None:
         A = weight.sqrt()[:, None] * A
-    squares = A.square().sum()
-    strength = ridge * (squares if add is None else add(squares)) / A.shape[1]
-    if add is not None:
-        return Columns(A, strength, add, rtol)
+    strength = ridge * A.square().sum() / A.shape[1]
     if len(A) > A.shape[1]:
-        return Columns(A, strength, None, rtol)
+        return Columns(A, strength, rtol)
     rows = Rows(A, strength, rtol)
     exact = ridge == 0 and rtol == 0 and not rows.deficient
     return IndependentRows(rows) if exact else rows

@@ -1,4 +1,4 @@
-"""Operations that write over a tensor, as the values that they give.
+"""Traces rewritten: operations that write over a tensor, as the values that they give.
 
 ``h.add_(1)`` changes what ``h``, and every other name of it, is from there on. In a graph of values
 that is: whoever reads it later reads the result. Where a piece of another tensor is written over
@@ -7,9 +7,11 @@ that can't be said so simply, and is refused.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from lpom.exceptions import UntrainableError
@@ -38,6 +40,24 @@ def as_values(
         if any(later(user) for other in seen for user in other.users):
             _refuse(node, lines, "it changes a tensor of which another view is read later")
         changed.replace_all_uses_with(node, delete_user_cb=later)
+
+
+def pick_from_stacks(graph: fx.Graph) -> None:
+    """``stack(steps, 1)[:, -1]`` is the last step: the others need not be looked at."""
+    for pick in list(graph.nodes):
+        below = pick.args[0] if pick.target is operator.getitem else None
+        if not isinstance(below, fx.Node) or below.target is not torch.stack:
+            continue
+        stacked: Any = below.args[0]
+        dim = below.args[1] if len(below.args) > 1 else below.kwargs.get("dim", 0)
+        index = pick.args[1] if isinstance(pick.args[1], tuple) else (pick.args[1],)
+        place = index[dim] if isinstance(dim, int) and 0 <= dim < len(index) else None
+        rest = [i for d, i in enumerate(index) if d != dim]
+        if type(place) is int and all(i == slice(None) for i in rest):
+            pick.replace_all_uses_with(stacked[place])
+            graph.erase_node(pick)
+            if not below.users:
+                graph.erase_node(below)
 
 
 def _changed(node: fx.Node, module: Callable[[str], nn.Module]) -> fx.Node | None:
