@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lpom import (
         activations,
-        datasets,
         export,
         losses,
         methods,
-        networks,
         penalties,
         saving,
     )
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from lpom.lifting import Lifted, lift, unlift
     from lpom.methods import LPOM
     from lpom.methods.jumps import Continuation, StraightThrough
-    from lpom.networks.mlp import mlp
+    from lpom.networks import mlp
     from lpom.parallel import Parallel
     from lpom.saving import load, save
     from lpom.spiking import spike
@@ -68,7 +66,6 @@ __all__ = [
     "activations",
     "compact",
     "compare",
-    "datasets",
     "diagnose",
     "evaluate",
     "export",
@@ -80,7 +77,6 @@ __all__ = [
     "losses",
     "methods",
     "mlp",
-    "networks",
     "objective",
     "penalties",
     "save",
@@ -107,7 +103,7 @@ _ROOMS = {
     "lifting": ("Lifted", "lift", "unlift"),
     "methods": ("LPOM",),
     "methods.jumps": ("Continuation", "StraightThrough"),
-    "networks.mlp": ("mlp",),
+    "networks": ("mlp",),
     "parallel": ("Parallel",),
     "saving": ("load", "save"),
     "spiking": ("spike",),

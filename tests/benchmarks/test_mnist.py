@@ -5,10 +5,10 @@ Needs the four IDX files under ``mnist/`` in LPOM_DATA or in ../shared/data.
 
 from __future__ import annotations
 
-import data
 import pytest
 import torch
 
+import data
 import lpom
 from lpom import LPOM, ConvergenceWarning, Sweeps
 from lpom.methods.backprop import Adam

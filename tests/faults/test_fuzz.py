@@ -12,10 +12,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import lzma
 import signal
 import struct
-import tarfile
 import tempfile
 import time
 import traceback
@@ -37,9 +35,7 @@ from typer.testing import CliRunner
 import lpom
 from lpom import activations, losses, methods, saving
 from lpom.cli.app import app
-from lpom.datasets import cifar10, svhn
 from lpom.datasets.files import read_table
-from lpom.datasets.mnist import read_idx
 from lpom.exceptions import LPOMError
 from lpom.methods import METHODS
 from lpom.training.checkpoint import Checkpoint, RunFolder, checksum
@@ -381,43 +377,6 @@ def test_damaged_tables(tmp_path, ending, damage, again):
     path.write_bytes(damaged(damaged(TABLES[ending], damage), again))
     with door("damaged tables"):
         read_table(path)
-
-
-def data_set_bytes():
-    """Small files in the formats of the data sets, with how each is read."""
-    idx = struct.pack(">IIII", 0x803, 2, 3, 3) + bytes(18)
-    npy, mat, tar = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    np.save(npy, np.zeros((2, 32, 32, 3), np.uint8))
-    from scipy.io import savemat
-
-    savemat(
-        mat, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.ones((2, 1))}, do_compression=True
-    )
-    with tarfile.open(fileobj=tar, mode="w:gz") as archive:
-        for name in (*cifar10.TRAIN_FILES, cifar10.TEST_FILE):
-            member = tarfile.TarInfo(f"{cifar10.FOLDER}/{name}")
-            member.size = cifar10.RECORD
-            archive.addfile(member, io.BytesIO(bytes(cifar10.RECORD)))
-    return {
-        "images.gz": (gzip.compress(idx), lambda path: read_idx(path, 3)),
-        "images": (idx, lambda path: read_idx(path, 3)),
-        "batch.bin": (bytes(cifar10.RECORD), lambda p: cifar10.read_batch(p.read_bytes(), str(p))),
-        "cifar.tar.gz": (tar.getvalue(), cifar10._archived_batches),
-        "svhn.mat": (mat.getvalue(), lambda path: svhn.read_part([path])),
-        "svhn.npy": (npy.getvalue(), lambda path: svhn.read_part([path, path])),
-        "svhn.npy.xz": (lzma.compress(npy.getvalue()), lambda path: svhn.read_part([path, path])),
-    }
-
-
-DATA_SETS = data_set_bytes()
-
-
-@fuzz("data sets", name=st.sampled_from(sorted(DATA_SETS)), damage=damages(), again=damages())
-def test_data_sets(tmp_path, name, damage, again):
-    content, read = DATA_SETS[name]
-    (tmp_path / name).write_bytes(damaged(damaged(content, damage), again))
-    with door("data sets"):
-        read(tmp_path / name)
 
 
 def model_bytes():

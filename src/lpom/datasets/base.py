@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
@@ -22,8 +20,7 @@ class Dataset:
     Attributes
     ----------
     x_train, x_test : (n, features) float32
-        Images are flattened; `picture` turns a row back into one, and `pictures` is the same data
-        set with (n, channels, rows, columns), for networks with convolutions.
+        Images are flattened; `picture` turns a row back into one.
     y_train, y_test : (n,) int64 or float32
         Class indices, or the numbers to predict in a regression.
     classes : tuple of str
@@ -53,36 +50,8 @@ class Dataset:
     def picture(self, row: Array) -> Array:
         """A row of `x_train` or `x_test` as an image to show, with values in [0, 1]."""
         shape = self._shape_of_pictures()
-        if np.ndim(row) == 3:  # of `pictures`: channels come first
-            row = np.moveaxis(row, 0, -1)
         image = np.reshape(row, shape) * self.picture_scale + self.picture_offset
         return np.clip(image, 0.0, 1.0)
-
-    def pictures(self) -> Dataset:
-        """The same data with samples of shape (channels, rows, columns).
-
-        Grey levels keep their values. Each colour is divided by its standard deviation over the
-        training pictures, so that CIFAR-10, whose means are subtracted already, is normalised per
-        channel; `picture` undoes it.
-        """
-        shape = self._shape_of_pictures()
-        if self.x_train.ndim == 4:
-            return self
-        train, test = (_channels_first(x, shape) for x in (self.x_train, self.x_test))
-        if len(shape) == 2:
-            return replace(self, x_train=train, x_test=test)
-        # torch adds up in a way that keeps float32 exact enough, without a copy of the data
-        deviations = torch.from_numpy(train).std((0, 2, 3), correction=0).numpy()
-        for x in (train, test):
-            x /= deviations[:, None, None]
-        return replace(
-            self,
-            x_train=train,
-            x_test=test,
-            picture_scale=self.picture_scale * deviations,
-            notes=f"{self.notes} Each colour is divided by its standard deviation over the "
-            "training pictures.",
-        )
 
     def _shape_of_pictures(self) -> tuple[int, ...]:
         if self.image_shape is None:
@@ -91,21 +60,3 @@ class Dataset:
                 "not pixels."
             )
         return self.image_shape
-
-
-def _channels_first(x: Array, shape: tuple[int, ...]) -> Array:
-    """Rows, each a flat image, as (n, channels, rows, columns); a copy."""
-    images = x.reshape(len(x), shape[0], shape[1], -1)
-    return np.moveaxis(images, 3, 1).copy(order="C")
-
-
-def pixel_names(shape: Sequence[int]) -> tuple[str, ...]:
-    """Feature names of a flattened image, in the order of its pixels."""
-    rows, columns = shape[:2]
-    colours = ("_red", "_green", "_blue") if len(shape) == 3 else ("",)
-    return tuple(
-        f"pixel_{row}_{column}{colour}"
-        for row in range(rows)
-        for column in range(columns)
-        for colour in colours
-    )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 from lpom.exceptions import DataError
@@ -51,11 +49,3 @@ def check_zip(path: Path) -> None:
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         return  # its reader says what is wrong with it
     check_claim(path, claimed)
-
-
-def tar_members(path: Path, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The plain files of an archive that is packed, each before it is unpacked."""
-    for member in tar:
-        check_claim(path, member.offset_data + member.size)
-        if member.isreg():
-            yield member

@@ -34,7 +34,7 @@ from lpom.estimators.units import divided, scale_inputs, units
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.losses import Loss
 from lpom.methods import Method, State
-from lpom.networks.mlp import mlp
+from lpom.networks import mlp
 from lpom.training import Checkpoint, EarlyStopping, evaluate, fit
 from lpom.training.history import Epoch, History
 
