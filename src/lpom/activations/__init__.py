@@ -10,6 +10,7 @@ values.
 
 from lpom.activations.base import Activation, Elementwise, apply
 from lpom.activations.custom import Custom, CustomVector, from_function
+from lpom.activations.device import Measured, calibrated, measured
 from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
 from lpom.activations.known import (
     UNSUPPORTED,
@@ -22,7 +23,6 @@ from lpom.activations.known import (
     names,
     vector_names,
 )
-from lpom.activations.device import Measured, calibrated, measured
 from lpom.activations.numerical import Raised, split
 from lpom.activations.scalar import (
     CELU,

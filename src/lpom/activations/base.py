@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 A = TypeVar("A", bound="Activation")
@@ -64,7 +63,6 @@ class Activation(ABC):
     measured: bool = False
     sides: int = 2
     module: ClassVar[type[nn.Module] | None] = None
-    subtracts: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -117,33 +115,20 @@ class Activation(ABC):
         """Whether phi is discontinuous."""
         return math.isinf(self.lipschitz)
 
-    def response(
-        self,
-        z: Tensor,
-        pull: Tensor,
-        out: Tensor | None = None,
-        said: Tensor | None = None,
-        spare: Tensor | None = None,
-    ) -> Tensor:
-        """``phi(z) - phi(z - pull)``: how a state answers a pull."""
-        answer = self._response(z, pull)
-        return answer if out is None else out.copy_(answer)
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
+        """``phi(z) - phi(z - pull)``: how a state answers a pull.
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
-        """The response; exact where no two nearly equal numbers need be subtracted."""
+        Exact where there is a form in which no two nearly equal numbers are subtracted.
+        """
         return self.phi(z) - self.phi(z - pull)
 
     def difference(self, z: Tensor, d: Tensor | float) -> Tensor:
         """``phi(z + d) - phi(z - d)``."""
-        return self._response(z + d, torch.as_tensor(2 * d, dtype=z.dtype, device=z.device))
+        return self.response(z + d, torch.as_tensor(2 * d, dtype=z.dtype, device=z.device))
 
     def displacement(self, z: Tensor, x: Tensor) -> Tensor:
         """How far from ``z`` the rule is to read phi, where ``x = phi(z)`` was read."""
         raise NotImplementedError(f"{self.name} leaves that to the rule.")
-
-    def answer(self, z: Tensor, g: Tensor, strength: float, said: Tensor | None = None) -> Tensor:
-        """``strength * response(z, g / strength)``."""
-        return self._response(z, g / strength) * strength
 
     def smoothed(self: A, width: float) -> A:
         """A Lipschitz version: each jump becomes a ramp of this width; self if there is none."""
@@ -200,13 +185,6 @@ def positive(value: float, what: str) -> None:
     """Raise unless ``value`` is a finite number above zero."""
     if not (math.isfinite(value) and value > 0):
         raise ValueError(f"{what} must be a finite number above 0, got {value!r}.")
-
-
-def at_hand(x: Tensor) -> bool:
-    """Whether its numbers can be decided by: an accelerator would be waited for, and a trace has
-    none.
-    """
-    return x.is_cpu and get_proxy_mode() is None
 
 
 def infinite(where: Tensor, value: Tensor) -> Tensor:

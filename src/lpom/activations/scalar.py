@@ -42,7 +42,7 @@ class Clipped(Activation):
         x, outside = self._within(x)
         return infinite(outside, x * (x / 2 - self.offset) / self.slope)
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
         # phi is a projection: what part of the pull it lets through, without a difference
         low, high = self._ends
         inside = z.clamp(low, high)
@@ -61,7 +61,7 @@ class Identity(Clipped):
     def phi(self, z: Tensor) -> Tensor:
         return z
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
         return pull.expand_as(z) if pull.ndim < z.ndim else pull
 
 
@@ -76,7 +76,7 @@ class ReLU(Clipped):
     def phi(self, z: Tensor) -> Tensor:
         return torch.relu(z)
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
         return torch.minimum(z, pull) - z.clamp(max=0)
 
 
@@ -189,7 +189,7 @@ class LeakyReLU(Activation):
     def conjugate(self, x: Tensor) -> Tensor:
         return torch.where(x >= 0, x**2 / 2, x**2 / (2 * self.negative_slope))
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
         above = torch.minimum(z, pull) - z.clamp(max=0)
         return self.negative_slope * pull + (1 - self.negative_slope) * above
 

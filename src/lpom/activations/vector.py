@@ -297,7 +297,7 @@ class _Norm(Vector):
     def _conjugate(self, x: Tensor) -> Tensor:
         return -self._sizes(x)[1] * self._height(x)
 
-    def _response(self, z: Tensor, pull: Tensor) -> Tensor:
+    def response(self, z: Tensor, pull: Tensor) -> Tensor:
         # R / M (p + z (M - N) / N) with M the norm of z - p, and M^2 - N^2 = <p, p - 2 z>
         rows, p = self._centre(self._rows(z)), self._centre(self._rows(pull))
         R, c = self._sizes(rows)
