@@ -8,31 +8,32 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.datasets import load_diabetes, load_iris
 from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from typer.testing import CliRunner
 
 import lpom
-from lpom import activations, datasets, methods
+from lpom import activations, methods
 from lpom.cli.app import _loaded, app
 from lpom.cli.folder import FILES
 from lpom.cli.run import Run
 from lpom.cli.tables import no_better
 from lpom.estimators.splits import split_rows
 from lpom.methods import LPOM
-from lpom.preparation import prepare
 from lpom.tables import TableEncoder
-from lpom.training import compile as precision
 from lpom.training.history import History
 
 FAST = ("--hidden", "8", "--epochs", "3")
@@ -103,32 +104,39 @@ def test_digits_with_the_defaults_reach_96_percent():
     shown = call("train")
     assert "network  60-100-10" in shown and "run: runs/digits-1" in shown
     assert "lpom predict runs/digits-1 NEW.csv" in shown and "column" not in shown
-    config = json.loads(Path("runs/digits-1/config.json").read_text())
-    assert config["results"]["test"]["score"] >= 0.96
+    metrics = json.loads(Path("runs/digits-1/metrics.json").read_text())
+    assert metrics["results"]["test"]["score"] >= 0.96
     accuracy = re.search(r"test *│ *360 │ *[\d.]+ │ *([\d.]+) %", shown)
-    assert float(accuracy[1]) == pytest.approx(100 * config["results"]["test"]["score"], abs=0.01)
-    assert f"{config['timing']['samples_per_second']:,.0f} samples/s" in shown
+    assert float(accuracy[1]) == pytest.approx(100 * metrics["results"]["test"]["score"], abs=0.01)
+    assert f"{metrics['timing']['samples_per_second']:,.0f} samples/s" in shown
 
 
 def test_a_run_folder_holds_the_whole_run(trained):
     assert sorted(path.name for path in (trained / "run").iterdir()) == sorted(FILES)
     run = Run.read(trained / "run")
-    assert len(run.history) == run.config["epochs"] == 30
+    settings = run.settings
+    assert len(run.history) == settings["epochs"] == 30
     assert run.history.metric == "accuracy" and run.history[-1].validation_score is None
-    assert run.config["method"] == {"name": "lpom", **LPOM().plain()}
-    assert run.config["status"] == "finished" and run.config["seed"] == 0
-    assert run.config["versions"]["lpom"] == lpom.__version__
-    assert run.config["data"]["rows"] == {"train": 48, "test": 12}
-    # age, height, member, and three colours
-    assert run.config["network"]["sizes"] == [6, 8, 1]
+    assert settings["method"] == {"name": "lpom", **LPOM().plain()}
+    assert run.metrics["status"] == "finished" and settings["seed"] == 0
+    assert settings["versions"]["lpom"] == lpom.__version__
+    assert settings["data"]["rows"] == {"train": 48, "test": 12}
+    assert settings["network"]["sizes"][1:] == [8, 1]
+    kept = run.predictions
+    assert len(kept["row"]) == 12 and set(kept["prediction"]) <= {"tea", "coffee"}
+    source = people().iloc[[int(row) - 1 for row in kept["row"]]]
+    assert list(source["drink"]) == kept["truth"]
+    assert list(source["colour"]) == kept["column colour"] and "column name" not in kept
 
 
 def test_the_same_seed_trains_the_same_model(table):
     call("train", *table, *FAST, "--quiet", "--out", "a")
     call("train", *table, *FAST, "--quiet", "--out", "b")
     call("train", *table, *FAST, "--quiet", "--out", "c", "--seed", 1)
-    models = [Path(run, "model.safetensors").read_bytes() for run in "abc"]
-    assert models[0] == models[1] != models[2]
+    said = [Path(run, "predictions.csv").read_text() for run in "abc"]
+    assert said[0] == said[1] != said[2]
+    histories = [Run.read(Path(run)).history.column("loss") for run in "abc"]
+    assert histories[0] == histories[1] != histories[2]
 
 
 def test_folders_are_numbered_and_never_written_over(table):
@@ -149,12 +157,12 @@ def test_options_reach_the_network_the_method_and_the_loss(table):
         "--learning-rate", 0.01, "--epochs", 2, "--batch-size", 16, "--seed", 5, "--device", "cpu",
         "--test-fraction", 0.5, "--out", "run",
     )  # fmt: skip
-    assert "network  6-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
-    config = Run.read(Path("run")).config
-    assert config["network"]["sizes"] == [6, 7, 5, 1] and config["loss"]["name"] == "squared"
+    assert "-7-5-1, tanh, elu output" in shown and "mu=[3.0, 2.0, 1.0]" in shown
+    config = Run.read(Path("run")).settings
+    assert config["network"]["sizes"][1:] == [7, 5, 1] and config["loss"] == "squared"
     assert config["method"]["mu"] == [3, 2, 1]
     sweeps = config["method"]["states"]["sweeps"]
-    assert sweeps["most"] == 2 and sweeps["order"] == "top-down"
+    assert sweeps["max_sweeps"] == 2 and sweeps["order"] == "top-down"
     assert config["alpha"] == 0.5 and config["class_weight"] == {"tea": 2, "coffee": 1}
     assert (config["epochs"], config["batch_size"], config["seed"]) == (2, 16, 5)
     assert config["data"]["rows"]["test"] == 30
@@ -164,7 +172,6 @@ def test_options_reach_the_network_the_method_and_the_loss(table):
 def test_shell_and_python_give_the_same_numbers(table):
     """The estimators of the library behind their encoder, made by hand with the same settings."""
     call("train", *table, "--hidden", "8", "--epochs", 40, "--seed", 3, "--out", "run", "--quiet")
-    source = {"target": "drink", "ignore": ["name"], "seed": 3}
     inputs = pd.read_csv("people.csv", dtype=str).drop(columns="drink")
     codes = (people()["drink"] == "tea").astype(int).to_numpy()
     kept, _ = split_rows(60, 0.2, np.random.default_rng(3), codes)
@@ -174,15 +181,14 @@ def test_shell_and_python_give_the_same_numbers(table):
     )
     pipeline.fit(inputs.iloc[kept], people()["drink"].iloc[kept])
     run = lpom.load("run")
-    assert list(run.predict(people())) == list(pipeline.predict(inputs))
-    np.testing.assert_array_equal(run.predict_proba(people()), pipeline.predict_proba(inputs))
-    assert prepare("people.csv", **source).features == pipeline[0].features_ == run.features
+    assert list(run.predict(inputs)) == list(pipeline.predict(inputs))
+    np.testing.assert_array_equal(run.predict_proba(inputs), pipeline.predict_proba(inputs))
 
 
 @pytest.mark.parametrize("name", ["iris", "wine", "breast-cancer", "diabetes"])
 def test_every_bundled_table_trains(name):
     call("train", name, "--hidden", "50", "--epochs", 30, "--learning-rate", 0.01, "--out", "run")
-    config = Run.read(Path("run")).config
+    config = Run.read(Path("run")).metrics
     result = config["results"]["test"]["score"]
     assert result > (0.2 if name == "diabetes" else 0.9)
     baseline = config["results"]["test"]["baseline"]
@@ -193,13 +199,13 @@ def test_every_bundled_table_trains(name):
 @pytest.mark.parametrize("method", methods.names())
 def test_every_method_trains_from_the_shell(method):
     call("train", "iris", *FAST, "--method", method, "--out", "run", "--quiet")
-    assert Run.read(Path("run")).config["method"]["name"] == method
+    assert Run.read(Path("run")).settings["method"]["name"] == method
 
 
 def test_no_hidden_layer():
     call("train", "iris", "--hidden", "none", "--epochs", 2, "--out", "run", "--quiet")
-    assert Run.read(Path("run")).config["network"]["sizes"] == [4, 3]
-    assert Run.read(Path("run")).predictor.estimator.hidden_layer_sizes == ()
+    assert len(Run.read(Path("run")).settings["network"]["sizes"]) == 2
+    assert Run.read(Path("run")).estimator.hidden_layer_sizes == ()
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet", "npz", "xlsx"])
@@ -217,11 +223,11 @@ def test_a_regression_from_every_kind_of_file(ending):
         options = (f"data.{ending}", "--target", "price")
     shown = call("train", *options, "--hidden", "50", "--learning-rate", 0.01, "--out", "run")
     assert "regression" in shown and "R²" in shown
-    assert Run.read(Path("run")).config["results"]["test"]["score"] > 0.9
+    assert Run.read(Path("run")).metrics["results"]["test"]["score"] > 0.9
     answers = pd.read_csv(io.StringIO(call("predict", "run", f"data.{ending}")))
     assert np.corrcoef(answers["prediction"], y)[0, 1] > 0.95
     assert abs(answers["prediction"].mean() - y.mean()) < 20
-    assert "probabilities belong to classes" in fail("predict", "run", f"data.{ending}", "--proba")
+    assert "no probabilities" in fail("predict", "run", f"data.{ending}", "--proba")
 
 
 def test_predictions_are_names_on_stdout_or_in_a_file(trained):
@@ -231,7 +237,6 @@ def test_predictions_are_names_on_stdout_or_in_a_file(trained):
     rows = list(csv.DictReader(io.StringIO(shown)))
     assert len(rows) == 9 and {row["prediction"] for row in rows} <= {"tea", "coffee"}
     assert call("predict", trained / "run", "bare.csv") == shown  # the target is not looked at
-    assert call("predict", trained / "run" / "model.safetensors", "new.csv") == shown
     assert call("predict", trained / "run", "new.csv", "--out", "answers.csv") == ""
     assert Path("answers.csv").read_text() == shown
     assert "answers.csv is there already" in fail(
@@ -244,18 +249,17 @@ def test_predictions_are_names_on_stdout_or_in_a_file(trained):
 
 
 def test_predictions_are_those_of_a_plain_forward_pass(trained):
-    predictor = lpom.load(trained / "run")
-    frame = people().drop(columns=["drink", "name"])
+    model = lpom.load(trained / "run")
+    frame = pd.read_csv(trained / "people.csv").drop(columns=["drink", "name"])
     shown = call("predict", trained / "run", trained / "people.csv", "--proba")
     answers = pd.read_csv(io.StringIO(shown))
-    outputs = predictor.model(torch.from_numpy(predictor.features.encode(frame)))
+    outputs = model[-1].to_torch()(torch.from_numpy(model[0].transform(frame)))
     tea = outputs.sigmoid().detach().numpy()[:, 0]
     np.testing.assert_allclose(answers["probability_tea"], tea, atol=1e-6)
     np.testing.assert_allclose(answers["probability_coffee"], 1 - tea, atol=1e-6)
     assert list(answers["prediction"]) == ["tea" if share > 0.5 else "coffee" for share in tea]
-    assert list(predictor.classes_) == ["coffee", "tea"]
-    np.testing.assert_allclose(predictor.predict_proba(frame)[:, 1], tea, atol=1e-6)
-    assert list(predictor.predict(frame)) == list(answers["prediction"])
+    assert list(model.classes_) == ["coffee", "tea"]
+    assert list(model.predict(frame)) == list(answers["prediction"])
 
 
 def test_what_is_written_and_how_good_it_is_are_said(trained):
@@ -269,22 +273,10 @@ def test_what_is_written_and_how_good_it_is_are_said(trained):
     assert "wrote 9 predictions of drink to a.csv\n" in result.stderr
     assert f"accuracy {100 * right:.2f} %" in result.stderr
     assert "on the 9 rows that have drink" in result.stderr
-    predictor, others = lpom.load(trained / "run"), people(9)
-    scores = predictor.score(others)
-    (target,) = predictor.target.names
-    assert predictor.score(others.drop(columns=target), others[target]) == scores
-    assert predictor.score(others, others[target].tolist()) == scores
-    assert scores["accuracy"] == right
     everything = call("predict", trained / "run", "new.csv", "--keep", "all")
     assert everything.splitlines()[0] == ",".join([*people(9).columns, "extra", "prediction"])
     sentence = fail("predict", trained / "run", "new.csv", "--keep", "nam")
     assert "unknown column to keep 'nam'; did you mean 'name'" in sentence
-
-
-def test_a_model_says_in_a_line_what_it_is(trained):
-    predictor = lpom.load(trained / "run")
-    n = predictor.features.n_inputs
-    assert repr(predictor) == (f"<Predictor: classification of drink by MLPClassifier, {n} inputs>")
 
 
 def test_all_problems_of_a_file_come_at_once(tmp_path, monkeypatch):
@@ -350,7 +342,7 @@ def test_a_kind_of_weights_is_set_along_with_what_is_in_it():
     options = ("--set", "weights.ridge=0.25", "--set", "weights=exact")
     said = call("train", "iris", *FAST, *options, "--out", "run")
     assert "weights.ridge=0.25" in said
-    assert Run.read(Path("run")).config["method"]["weights"]["exact"]["ridge"] == 0.25
+    assert Run.read(Path("run")).settings["method"]["weights"]["exact"]["ridge"] == 0.25
     shown = " ".join(call("info", "run").split())
     assert "states.max_sweeps=1" in shown and "weights=exact, " in shown and "{" not in shown
 
@@ -358,14 +350,17 @@ def test_a_kind_of_weights_is_set_along_with_what_is_in_it():
 def test_what_is_said_of_a_run_that_is_no_better_than_the_majority():
     same = {"accuracy": 0.9, "balanced accuracy": 0.5, "answer": "always 'no'"}
     test = {"accuracy": 0.9, "balanced accuracy": 0.8, "AUC": 0.9, "baseline": same}
-    config = {"metric": "accuracy", "class_weight": None, "results": {"test": test}}
-    assert re.search(r"told apart \(AUC 0.90\): --class-weight balanced", no_better(config))
-    assert no_better({**config, "class_weight": "balanced"}) == ""  # which costs accuracy
+
+    def told(class_weight=None):
+        metrics = {"metric": "accuracy", "results": {"test": test}}
+        return no_better(SimpleNamespace(metrics=metrics, settings={"class_weight": class_weight}))
+
+    assert re.search(r"told apart \(AUC 0.90\): --class-weight balanced", told())
+    assert told("balanced") == ""  # which costs accuracy
     test["AUC"], test["balanced accuracy"] = 0.5, 0.5
-    for weights in (None, "balanced"):
-        assert "more rows or other columns" in no_better({**config, "class_weight": weights})
+    assert "more rows" in told() and "more rows" in told("balanced")
     test["accuracy"] = 0.91
-    assert no_better(config) == ""
+    assert told() == ""
 
 
 def test_the_epoch_of_the_weights_that_were_kept_is_said():
@@ -378,23 +373,19 @@ def test_the_epoch_of_the_weights_that_were_kept_is_said():
 
 def test_numbers_are_predicted_with_the_digits_that_they_have(tmp_path):
     call("train", "diabetes", *FAST, "--out", "run", "--quiet")
-    X = datasets.load("diabetes").x_test[:5]
-    frame = pd.DataFrame(X, columns=datasets.load("diabetes").feature_names)
+    frame = load_diabetes(as_frame=True).data[:5].astype(np.float32)
     frame.to_csv("new.csv", index=False)
     said = call("predict", "run", "new.csv").splitlines()[1:]
     assert all(len(text.strip("-").replace(".", "")) <= 9 for text in said)
     known = lpom.load("run").predict(frame)
     np.testing.assert_allclose(np.array(said, float), known, rtol=3e-7)  # two units of float32
-    with pytest.warns(UserWarning, match="unlike in training: column 'bmi' has no value") as warned:
-        lpom.load("run").predict(frame.assign(bmi="?"))
-    assert warned[0].filename == __file__  # where it can be mended
 
 
 def test_standard_input_and_output():
     text = people().drop(columns="name").to_csv(index=False)
     options = ["train", "-", "--target", "drink", *FAST, "--out", "run", "--quiet"]
     assert CliRunner().invoke(app, options, input=text).exit_code == 0
-    assert Run.read(Path("run")).config["data"]["source"] is None
+    assert Run.read(Path("run")).settings["data"]["sha256"] is None
     Path("new.csv").write_text(text)
     piped = CliRunner().invoke(app, ["predict", "run", "-"], input=text)
     assert piped.stdout == call("predict", "run", "new.csv")
@@ -429,7 +420,7 @@ def test_balanced_classes_from_the_shell():
     options = ("t.csv", "--target", "sick", "--quiet", "--test-fraction", 0.3)
     call("train", *options, "--out", "plain")
     call("train", *options, "--out", "balanced", "--class-weight", "balanced")
-    plain, balanced = (Run.read(Path(run)).config["results"] for run in ("plain", "balanced"))
+    plain, balanced = (Run.read(Path(run)).metrics["results"] for run in ("plain", "balanced"))
     name = "balanced accuracy"
     assert balanced["train"][name] > plain["train"][name] + 0.1
     assert plain["test"]["baseline"] == {
@@ -442,17 +433,17 @@ def test_balanced_classes_from_the_shell():
 
 def test_an_array_without_names_is_taken_in_order():
     call("train", "iris", *FAST, "--out", "run", "--quiet")
-    iris = datasets.load("iris")
-    pd.DataFrame(iris.x_test, columns=iris.feature_names).to_csv("named.csv", index=False)
-    np.savez("rows.npz", X=iris.x_test)
+    iris = load_iris(as_frame=True).data.astype(np.float32)
+    iris.to_csv("named.csv", index=False)
+    np.savez("rows.npz", X=iris.to_numpy())
     assert call("predict", "run", "rows.npz") == call("predict", "run", "named.csv")
-    np.savez("few.npz", X=iris.x_test[:, :3])
+    np.savez("few.npz", X=iris.to_numpy()[:, :3])
     assert "lacks 'sepal length (cm)'" in fail("predict", "run", "few.npz")
 
 
 def test_info_tells_what_a_run_is(trained):
     shown = " ".join(call("info", trained / "run").split())
-    for part in ("people.csv", "6-8-1, relu", "lpom (", "mu=20.0", "30 of 30 epochs", "finished"):
+    for part in ("people.csv", "-8-1, relu", "lpom (", "30 of 30 epochs", "finished"):
         assert part in shown
     assert "from 4 of 5 columns" in shown and "drink: classification, 2 classes" in shown
     assert "name │ dropped │ as asked for" in shown and "always 'coffee'" in shown
@@ -477,7 +468,7 @@ def test_an_interrupted_run_is_kept(table, monkeypatch):
     shown = call("train", *table, "--hidden", "8", "--epochs", 50, "--out", "run", code=130)
     assert "interrupted after 2 epochs" in shown
     run = Run.read(Path("run"))
-    assert run.config["status"] == "interrupted" and len(run.history) == 2
+    assert run.metrics["status"] == "interrupted" and len(run.history) == 2
     call("predict", "run", "people.csv")
 
 
@@ -505,15 +496,6 @@ def test_interrupted_before_training_leaves_no_folder(table, monkeypatch):
     assert not Path("run").exists()
 
 
-def test_products_in_bfloat16(table, monkeypatch):
-    if not precision.why_not():
-        call("train", *table, *FAST, "--precision", "bf16", "--out", "run")
-        assert "on cpu in bf16" in call("info", "run")
-    monkeypatch.setattr(precision, "why_not", lambda: "here one fails")
-    said = fail("train", *table, *FAST, "--precision", "bf16", "--out", "other")
-    assert "needs a processor that multiplies in bfloat16, and here one fails" in said
-
-
 def test_a_warning_is_a_line(trained):
     people().drop(columns="drink").assign(colour="pink").to_csv("new.csv", index=False)
     with warnings.catch_warnings(action="default"):
@@ -525,11 +507,10 @@ def test_a_warning_is_a_line(trained):
     ("options", "sentence"),
     [
         (("digist",), "unknown data set 'digist'; did you mean 'digits'.*ends in .csv"),
-        (("iris", "--target", "x"), "'iris' brings its own columns.*option target is for files"),
-        (("iris", "--test-fraction", 0.5), "option test fraction is for files"),
+        (("iris", "--target", "x"), "'iris' brings its own columns.*--target is for files"),
+        (("iris", "--test-fraction", 0.5), "--test-fraction is for files"),
         (("iris", "--method", "lpon"), "unknown method 'lpon'; did you mean 'lpom'"),
         (("iris", "--activation", "rleu"), "unknown activation 'rleu'; did you mean 'relu'"),
-        (("iris", "--activation", "gelu"), "gelu is not monotone"),
         (("iris", "--loss", "sqared"), "unknown loss 'sqared'; did you mean 'squared'"),
         (
             ("iris", "--set", "states.order=topdown"),
@@ -541,12 +522,12 @@ def test_a_warning_is_a_line(trained):
         (("iris", "--mu", "1,2,3"), "mu.*2.*got 3"),
         (("iris", "--mu", "-1"), "mu must be positive.*got -1"),
         (("iris", "--mu", "many"), "--mu takes comma-separated numbers, got 'many'"),
-        (("iris", "--set", "states.max_sweeps=0"), "most must be an integer above 0, got 0"),
+        (("iris", "--set", "states.max_sweeps=0"), "max_sweeps.*above 0, got 0"),
         (("iris", "--method", "sgd", "--mu", 3), "SGD has no setting 'mu'; it has learning_rate"),
         (("iris", "--learning-rate", "-1"), "learning_rate must be a number above 0, got -1"),
         (("iris", "--epochs", "0"), "epochs must be an integer above 0, got 0"),
         (("iris", "--batch-size", 0), "batch_size must be an integer above 0, got 0"),
-        (("iris", "--alpha", -1), "alpha must be a number of at least 0, got -1"),
+        (("iris", "--alpha", -1), "alpha.*-1"),
         (("iris", "--class-weight", "fair"), "--class-weight takes.*or balanced, got 'fair'"),
         (("iris", "--class-weight", "a=-1"), "--class-weight takes weights from 0 on, got a=-1"),
         (("iris", "--set", "most=3"), "LPOM has no setting 'most'; it has mu.* states.max_sweeps,"),
@@ -585,7 +566,7 @@ TABLES = {
         ("two-ways.csv", "'1,200'.*1200 or 1.200: say --thousands.*'b' .* --date-order dmy or mdy"),
         ("no-number.csv", "the target 'y' holds 'oh' in row 41"),
         ("short.csv", "has 2 rows: 0 to test and 2 to train on"),
-        ("same.csv", "no column to learn from \\('a': '1' in every row\\)"),
+        ("same.csv", "no column to learn from.*'a': "),
         ("ragged.csv", "cannot be read"),
         ("good.csv", "unknown column to predict 'y'. Known: a, label"),
         ("text.docx", "should end in .csv, .tsv"),
@@ -624,7 +605,6 @@ def test_a_file_without_a_target_and_a_wrong_fraction(table):
     ("change", "sentence"),
     [
         (lambda t: t.drop(columns="age"), "the table lacks 'age'; the columns expected are 'age'"),
-        (lambda t: t.assign(age=1e300), "column 'age' is too far from all of training in row 1"),
         (lambda t: t[:0], "should hold rows of data, got none"),
     ],
 )
@@ -668,20 +648,20 @@ def test_a_run_that_was_tampered_with(trained):
         (run / "model.safetensors").unlink()
         assert "has no model.safetensors in it" in fail(*command)
     (run / "model.safetensors").write_bytes(content)
-    (run / "config.json").write_text("{")
-    assert "config.json or history.jsonl is missing or damaged" in fail("info", run)
-    (run / "config.json").write_text("{}")
-    assert "config.json lacks what `lpom train` writes" in fail("info", run)
+    settings = (run / "settings.json").read_text()
+    (run / "settings.json").write_text("{")
+    assert "missing or damaged" in fail("info", run)
+    (run / "settings.json").write_text(settings)
+    other = json.loads((run / "metrics.json").read_text()) | {"sha256": "of another"}
+    (run / "metrics.json").write_text(json.dumps(other))
+    assert "files of two runs" in fail("info", run)
     assert "does not exist; expected the folder of a run" in fail("info", "nowhere")
 
 
-def test_a_model_without_a_table_cannot_predict_one(trained):
-    lpom.save(lpom.mlp([6, 2], seed=0), "model.safetensors")
-    assert "no model of a table" in fail("predict", "model.safetensors", trained / "people.csv")
-    predictor = lpom.load(trained / "run")
-    predictor.estimator.n_features_in_ = 5
-    lpom.save(predictor, "model.safetensors")
-    assert "5 inputs" in fail("predict", "model.safetensors", trained / "people.csv")
+def test_a_model_of_something_else_is_named(trained):
+    shutil.copytree(trained / "run", "run")
+    lpom.save(lpom.mlp([6, 2], seed=0), "run/model.safetensors")
+    assert "no pipeline" in fail("predict", "run", trained / "people.csv")
 
 
 def test_a_traceback_is_there_for_who_asks(monkeypatch):
@@ -780,7 +760,7 @@ def test_a_run_that_diverges_keeps_the_epochs_before(monkeypatch):
         result = CliRunner().invoke(app, [*map(str, ("train", "iris", *settings, "--out", "run"))])
     assert result.exit_code == 2
     assert re.search(r"error: weights became NaN.* were restored", result.stderr)
-    config = json.loads(Path("run/config.json").read_text())
+    config = json.loads(Path("run/metrics.json").read_text())
     assert config["status"] == "diverged" and config["results"]["test"]["loss"] < 10
     assert 0 < len(Path("run/history.jsonl").read_text().splitlines()) < 9
     call("report", "run")
@@ -806,10 +786,10 @@ def test_predictions_are_no_formulas(formulas):
 
 
 def test_a_config_has_no_path_of_the_machine(formulas):
-    text = (formulas / "run" / "config.json").read_text()
+    text = (formulas / "run" / "settings.json").read_text()
     assert str(formulas) not in text
     assert json.loads(text)["data"]["source"]["data"] == "../table.csv"
-    assert Run.read(formulas / "run").config["data"]["source"]["data"] == str(
+    assert Run.read(formulas / "run").settings["data"]["source"]["data"] == str(
         formulas / "table.csv"
     )
 
@@ -818,9 +798,12 @@ def test_a_config_has_no_path_of_the_machine(formulas):
 def test_a_config_that_is_none_is_named(formulas, tmp_path, text):
     for name in FILES:
         (tmp_path / name).write_bytes((formulas / "run" / name).read_bytes())
-    (tmp_path / "config.json").write_text(text)
-    for command in ("info", "report"):
-        assert "config.json" in fail(command, tmp_path)
+    for name in ("settings.json", "metrics.json"):
+        content = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(text)
+        for command in ("info", "report"):
+            assert name in fail(command, tmp_path)
+        (tmp_path / name).write_text(content)
 
 
 def test_a_seed_below_zero_is_refused_in_words(tmp_path):
@@ -872,7 +855,7 @@ class TestTargetsOfOtherFiles:
         frame.loc[::2, "y"] += ".0"
         frame.to_csv("mixed.csv", index=False)
         call("train", "mixed.csv", "--target", "y", "--out", "again", "--quiet", *FAST)
-        assert lpom.load("again").target.classes == ("0", "1")
+        assert list(lpom.load("again").classes_) == [0, 1]
 
 
 def test_row_numbers_without_a_name_are_no_input():

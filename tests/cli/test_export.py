@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
 import lpom
-from lpom import datasets
 from lpom.cli.app import app
 
 
@@ -30,16 +30,15 @@ def sparse(tmp_path_factory):
 
 def expected(run):
     """Inputs of the network and its outputs."""
-    predictor = lpom.load(run)
-    X = datasets.load("digits").x_test[:50]
-    inputs = predictor.encode(X)
+    encoder, estimator = lpom.load(run)
+    inputs = encoder.transform(load_digits().data[:50].astype(np.float32))
     with torch.no_grad():
-        return inputs, predictor.model(torch.from_numpy(inputs)).numpy()
+        return inputs, estimator.to_torch()(torch.from_numpy(inputs)).numpy()
 
 
 def test_info_says_what_is_left(sparse):
     shown = " ".join(call("info", sparse).split())
-    model = lpom.load(sparse).model
+    model = lpom.load(sparse)[-1].to_torch()
     total = sum(p.numel() for p in model.parameters())
     nonzero = sum(int(torch.count_nonzero(p)) for p in model.parameters())
     assert f"{total:,} weights" in shown
