@@ -217,7 +217,7 @@ def test_muon_for_matrices_beside_adam_for_the_rest(digits, tmp_path):
 
 def test_methods_are_their_settings():
     """Equal when these are; names stand for defaults; settings within are reached by name."""
-    assert LPOM() == LPOM(mu=20.0, states=Sweeps(), weights=Adaptive(), jumps="straight-through")
+    assert LPOM() == LPOM(states=Sweeps(), weights=Adaptive(), jumps="straight-through")
     assert LPOM() != LPOM(mu=5.0)
     assert LPOM(weights="exact") == LPOM(weights=Exact()) != LPOM()
     assert LPOM(weights={"exact": {"ridge": 1.0}}).weights.ridge == 1.0

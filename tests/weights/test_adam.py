@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lpom.graph import trace
-from lpom.weights.adam import Adam, adam, large_matrices
+from lpom.weights.adam import Adam, adam
 
 
 def _model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -87,17 +86,6 @@ def test_a_large_matrix_is_moved_in_parts_by_a_gradient_that_is_never_there(deca
     expected = second.state[theirs]
     for name in ("step", "exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(first.state[ours][name], expected[name], check_dtype=False)
-
-
-def test_which_matrices_are_large(monkeypatch):
-    monkeypatch.setattr("lpom.weights.adam.LARGE", 11)
-    torch.manual_seed(0)
-    tied = nn.Linear(4, 4)
-    frozen = nn.Linear(4, 5).requires_grad_(False)
-    layers = [nn.Linear(3, 4), tied, tied, frozen, nn.Linear(5, 2), nn.Linear(2, 6)]
-    model = nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())])
-    found = large_matrices(trace(model, torch.ones(2, 3)))
-    assert found == {layers[0].weight, layers[-1].weight}  # 3 x 4 and 2 x 6; 5 x 2 are too few
 
 
 def test_weights_of_several_kinds_get_torch_s():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache
@@ -10,8 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from lpom.graph import Graph
 
 #: Numbers of a matrix whose gradient is not held as a whole, and of the part of it that is.
 LARGE = 1 << 19
@@ -122,12 +119,3 @@ def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer
     if len({(p.dtype, p.device) for p in weights}) == 1:
         return Adam(weights, lr)
     return torch.optim.Adam(weights, lr=lr, fused=True)
-
-
-def large_matrices(graph: Graph, above: int | None = None) -> set[nn.Parameter]:
-    """Those that `Adam.descend` is for: each of one Linear, whose edge is nothing else."""
-    met = Counter(p for node in graph for p in node.parameters)
-    edges = [node.edge for node in graph if node.edge.linear is not None]
-    linears = {p for edge in edges for p in edge.parameters if p.ndim == 2}
-    wanted = (p for p in linears if met[p] == 1 and p.requires_grad and p.is_contiguous())
-    return {p for p in wanted if p.numel() > (LARGE if above is None else above)}
