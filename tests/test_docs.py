@@ -6,14 +6,9 @@ import doctest
 import importlib
 import importlib.util
 import json
-import os
 import pkgutil
 import re
 import shlex
-import shutil
-import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,10 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-EXTENDING = ROOT / "docs" / "extending.md"
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
-RUN_AS_THEY_STAND = [page for page in PAGES if page != EXTENDING]
 
 
 def blocks(page, language):
@@ -59,7 +52,7 @@ def test_docstring_examples(test):
     assert doctest.DocTestRunner().run(test).failed == 0
 
 
-@pytest.mark.parametrize("code", parametrized(RUN_AS_THEY_STAND, "python"))
+@pytest.mark.parametrize("code", parametrized(PAGES, "python"))
 def test_examples_on_pages(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "example", "exec"), {"__name__": "__example__"})
@@ -74,52 +67,6 @@ def test_notebooks_run(notebook, tmp_path, monkeypatch):
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
-
-
-def extended(source):
-    """Put the new files and the edits of docs/extending.md into a copy of the source.
-
-    The lines of an edit that begin with a blank stand in the file once; those with a plus follow.
-    """
-    for block in re.findall(r"^```(?:python|diff)\n(.*?)^```", EXTENDING.read_text(), re.S | re.M):
-        what, _, code = block.partition("\n")
-        if what == "# use":
-            continue
-        kind, _, path = what.removeprefix("# ").partition(": src/")
-        file = source / path
-        if kind == "new file":
-            assert not file.exists()
-            file.write_text(code)
-        else:
-            assert kind == "edit"
-            old = "".join(line[1:] for line in code.splitlines(True) if line[0] == " ")
-            new = "".join(line[1:] for line in code.splitlines(True))
-            text = file.read_text()
-            assert text.count(old) == 1, f"{path} has {text.count(old)} times: {old}"
-            file.write_text(text.replace(old, new))
-
-
-def test_each_extension_is_a_new_file_and_an_entry_in_one_list(tmp_path):
-    shutil.copytree(
-        Path(lpom.__file__).parent,
-        tmp_path / "lpom",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    extended(tmp_path)
-    uses = [code for code in blocks(EXTENDING, "python") if code.startswith("# use\n")]
-    assert len(uses) == 6
-    script = tmp_path / "uses.py"
-    here = f"import lpom\nassert lpom.__file__.startswith({str(tmp_path)!r})\n"
-    ignore = "import warnings\nwarnings.filterwarnings('ignore', 'training ended after max_iter')\n"
-    script.write_text(ignore + here + "\n".join(uses))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def commands(text):
@@ -160,7 +107,7 @@ def test_every_page_is_in_the_table_of_contents():
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, *sorted((ROOT / "experiments").glob("*.md"))], ids=lambda page: page.stem
+    "page", [*PAGES, *sorted((ROOT / "benchmarks").rglob("*.md"))], ids=lambda page: page.stem
 )
 def test_links_to_files_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
@@ -187,30 +134,3 @@ def test_pictures_are_those_that_the_script_draws(tmp_path, monkeypatch):
 def words(picture):
     """The texts of an SVG, which its comments have."""
     return re.findall(r"<!-- (.*?) -->", picture.read_text())
-
-
-def records(path):
-    return [json.loads(line) for line in (ROOT / "experiments" / path).read_text().splitlines()]
-
-
-NETWORKS = sorted(path.name for path in (ROOT / "experiments" / "networks").iterdir())
-
-
-@pytest.mark.parametrize("folder", NETWORKS)
-def test_accuracies_on_the_pages_are_those_of_the_stored_results(folder):
-    page = ROOT / "docs" / "networks.md" if "hard" in folder else README
-    runs = records(f"networks/{folder}/results.jsonl")
-    for method in {run["method"] for run in runs}:
-        scores = [100 * run["score"] for run in runs if run["method"] == method]
-        mean, spread = statistics.fmean(scores), statistics.stdev(scores)
-        assert f"{mean:.2f} ± {spread:.2f}" in page.read_text()
-
-
-@pytest.mark.parametrize("name, what", [("characters", "bits"), ("adding", "mean squared error")])
-def test_errors_of_sequences_on_the_page_are_those_of_the_stored_results(name, what):
-    page = " ".join((ROOT / "docs" / "networks.md").read_text().split())
-    runs = [run for run in records(f"results/{name}.jsonl") if run["epochs"] > 1]
-    for settings in {(run["method"], run.get("mu")) for run in runs}:
-        found = [run[what] for run in runs if (run["method"], run.get("mu")) == settings]
-        spread = f" ± {statistics.stdev(found):.4f}" if len(found) > 1 else ""
-        assert f"{statistics.fmean(found):.4f}{spread}" in page
