@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 from contextlib import suppress
 from typing import Any
 
 from docutils import nodes
-from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
@@ -71,25 +69,6 @@ def _constant(thing: object) -> bool:
     return not (inspect.isclass(thing) or inspect.isroutine(thing) or inspect.ismodule(thing))
 
 
-class Notebook(MystParser):
-    """A Jupyter notebook as a page: its text, its code, and what the code printed."""
-
-    supported = ("notebook",)
-
-    def parse(self, inputstring: str, document: nodes.document) -> None:
-        parts = []
-        for cell in json.loads(inputstring)["cells"]:
-            source = "".join(cell["source"])
-            parts.append(source if cell["cell_type"] == "markdown" else fenced("python", source))
-            for output in cell.get("outputs", ()):
-                parts.append(fenced("text", "".join(output["text"]).rstrip()))
-        super().parse("\n\n".join(parts), document)
-
-
-def fenced(language: str, text: str) -> str:
-    return f"```{language}\n{text}\n```"
-
-
 def formula(translator: Any, node: nodes.Element) -> None:
     """TeX as MathML, which browsers draw by themselves: the pages fetch nothing."""
     block = isinstance(node, nodes.math_block)
@@ -102,5 +81,3 @@ def setup(app: Sphinx) -> None:
     if html_math_renderer == "mathml":
         app.add_html_math_renderer("mathml", (formula, None), (formula, None))
     app.connect("env-check-consistency", missing_names)
-    app.add_source_suffix(".ipynb", "notebook")
-    app.add_source_parser(Notebook)

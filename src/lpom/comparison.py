@@ -146,6 +146,7 @@ def compare(
         A method that cannot train the model has the reason in place of numbers.
 
     >>> import torch
+    >>> import lpom
     >>> X, y = torch.randn(200, 4), torch.randint(2, (200,))
     >>> found = lpom.compare(lpom.mlp([4, 8, 2], seed=0), X, y, methods=["lpom", "adam"], epochs=2)
     >>> [trial.method for trial in found]
