@@ -44,7 +44,7 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 import lpom
 from lpom.tables import TableEncoder
 
-ROWS = 4000  # most rows of a table, drawn by the seed of the split
+ROWS = 3000  # most rows of a table, drawn by the seed of the split
 SPLITS = 3
 
 

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
-from lpom.estimators.splits import folds, split_rows
+from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError
 from lpom.tables import TableEncoder, Target
 from lpom.tables.columns import MISSING, OTHER, Category
@@ -544,11 +544,3 @@ def test_splits_are_stratified_seeded_and_whole():
     other = split_rows(100, 0.2, np.random.default_rng(4), classes)[1]
     assert list(hold) == list(again) != list(other)
     assert len(split_rows(3, 0.1, np.random.default_rng(0))[1]) == 0
-
-
-def test_folds_hold_out_every_row_once_and_no_class_that_is_new():
-    classes = np.array([0] * 40 + [1] * 19 + [2])
-    parts = folds(60, np.random.RandomState(0), classes)
-    assert sorted(np.concatenate([held for _, held in parts])) == list(range(59))
-    for kept, held in folds(5000, np.random.RandomState(0)):
-        assert len(held) == 1000 and len(kept) == 3000 and not set(kept) & set(held)
