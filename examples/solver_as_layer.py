@@ -60,7 +60,7 @@ figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 axes[0].plot(range(1, 16), regrets, "o-")
 axes[0].set(title="regret on new problems, %", xlabel="epoch", ylim=(0, None))
 for axis, x, title in zip(axes[1:], (decided, best[300:]), ("decided", "best"), strict=True):
-    axis.imshow(costs[300].reshape(SIZE, SIZE), cmap="Greys")
+    axis.imshow(costs[300].reshape(SIZE, SIZE).numpy(), cmap="Greys")
     i, j = np.nonzero(x[0].reshape(SIZE, SIZE).numpy())
     axis.plot(j, i, "s", color="C1")
     axis.set(title=f"{title}: {float((costs[300] * x[0]).sum()):.1f}", xticks=[], yticks=[])
