@@ -90,6 +90,15 @@ def test_the_displacement_has_a_bound_in_units_of_the_argument():
     assert float(fixed.displacement(z, z)) == pytest.approx(0.2)
 
 
+def test_a_single_sample_is_answered():
+    for device in (measured(Lab(noise=0.1)), measured(torch.tanh, shared=True, noise=0.0)):
+        assert gradient(lpom.lift(network(device)), inputs(1)).isfinite().all()
+    one = measured(torch.tanh, noise=0.1)
+    z = torch.zeros(1, 1, requires_grad=True)
+    (slope,) = torch.autograd.grad(lpom.lift(one.to_module())(z).sum(), z)
+    assert float(slope) == pytest.approx(float(torch.tensor(1.0).tanh()))
+
+
 def test_averaged_readings_have_less_noise():
     lab = Lab(noise=0.1)
     device = measured(lab, repeats=4)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lpom.activations.base import Activation, Elementwise, Parameter
 from lpom.activations.curves import Array, fit_curves
 from lpom.activations.custom import refuse_to_save
-from lpom.activations.table import Table, noisy_displacement
+from lpom.activations.table import Table, bounded_spread, noisy_displacement
 from lpom.exceptions import DeviceError, DeviceWarning, UntrainableError, warn
 
 _CHECK = 100  # answers from one look at the noise to the next
@@ -181,7 +181,7 @@ class Measured(Activation):
             self._look_at_noise(z, x)
         self._answers += 1
         if self.size != "auto":
-            return float(self.size) * z.std().clamp(max=1)
+            return float(self.size) * bounded_spread(z)
         assert self.noise is not None
         return noisy_displacement(z, x, self.noise.to(z), self.dim)
 

@@ -178,9 +178,14 @@ def noisy_displacement(z: Tensor, x: Tensor, noise: Tensor, dim: int) -> Tensor:
     """
     units = z.shape[dim] if noise.numel() > 1 else 1
     rows = x.movedim(dim, -1).reshape(-1, units)
-    share = noise.to(x) / rows.std(0).clamp(min=1e-30)
-    size = share.pow(1 / 3).clamp(0.01, 1) * z.std().clamp(max=1)
+    share = noise.to(x) / rows.std(0, correction=0).clamp(min=1e-30)
+    size = share.pow(1 / 3).clamp(0.01, 1) * bounded_spread(z)
     return size if units == 1 else size.reshape(-1, *[1] * (z.ndim - 1 - dim % z.ndim))
+
+
+def bounded_spread(z: Tensor) -> Tensor:
+    """The standard deviation of all of z, at most 1; 1 where there is none."""
+    return z.std().clamp(1e-6, 1) if z.numel() > 1 else torch.ones_like(z).squeeze()
 
 
 def _listed(name: str, numbers: Any) -> tuple[Any, ...]:
