@@ -20,9 +20,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lpom
-from lpom.datasets import read_table
 from lpom.estimators.splits import split_rows
 from lpom.tables import TableEncoder, Target
+from lpom.tables.reading import read_table
 
 TESTED = 0.5  # of the rows, so that one of them counts for little
 BELOW = 0.02  # how far the score may lie below that of the pipeline made by hand

@@ -26,10 +26,10 @@ ROOMS = [
     {"training", "lifting", "compacting"},
     {"comparison"},
     {"diagnostics"},
-    {"networks", "datasets"},
+    {"networks"},
     {"layers", "encoding", "saving", "export", "terms", "inversion"},
     {"estimators", "tables"},
-    {"experiments", "tensorboard"},
+    {"tensorboard"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

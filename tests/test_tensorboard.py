@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from sklearn.datasets import load_iris
 
 import lpom
-from lpom import datasets
 from lpom.tensorboard import TensorBoard, scalars
 from lpom.training.history import Epoch
 
@@ -52,10 +52,10 @@ def test_scalars_are_those_of_the_epoch():
 
 def test_fit_logs_every_epoch(tmp_path):
     pytest.importorskip("tensorboard")
-    data = datasets.load("iris")
+    X, y = load_iris(return_X_y=True)
     model = lpom.mlp([4, 8, 3], seed=0)
     with TensorBoard(tmp_path) as log:
-        result = lpom.fit(model, data.x_train, data.y_train, epochs=2, seed=0, callbacks=[log])
+        result = lpom.fit(model, X.astype("float32"), y, epochs=2, seed=0, callbacks=[log])
     assert_logged(events(tmp_path), result.history)
 
 

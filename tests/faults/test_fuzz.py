@@ -35,9 +35,9 @@ from typer.testing import CliRunner
 import lpom
 from lpom import activations, losses, methods, saving
 from lpom.cli.app import app
-from lpom.datasets.files import read_table
 from lpom.exceptions import LPOMError
 from lpom.methods import METHODS
+from lpom.tables.reading import read_table
 from lpom.training.checkpoint import Checkpoint, RunFolder, checksum
 
 pytestmark = pytest.mark.faults

@@ -10,11 +10,11 @@ from typing import Any, final
 import numpy as np
 
 from lpom.checks import check_choice
-from lpom.datasets.files import STDIN, read_table
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import checksum
 from lpom.tables import TableEncoder, Target
+from lpom.tables.reading import STDIN, read_table
 from lpom.tables.values import Array, listed
 
 BUNDLED = ("digits", "iris", "wine", "breast-cancer", "diabetes")  # by scikit-learn

@@ -17,9 +17,9 @@ from lpom.cli.data import Source
 from lpom.cli.run import Run
 from lpom.cli.scores import scores
 from lpom.cli.tables import written
-from lpom.datasets.files import STDIN, read_table
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import write_atomically
+from lpom.tables.reading import STDIN, read_table
 from lpom.tables.values import Array
 
 

@@ -26,8 +26,8 @@ from lpom.cli.folder import (
 from lpom.cli.options import RUN, TRAINING
 from lpom.cli.run import Run, Settings
 from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
-from lpom.datasets.files import STDIN
 from lpom.exceptions import ModelFileError
+from lpom.tables.reading import STDIN
 from lpom.training.callbacks import epoch_lines
 
 

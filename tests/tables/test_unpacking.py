@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lpom.datasets import unpacking
-from lpom.datasets.files import read_npz, read_table
 from lpom.exceptions import DataError
+from lpom.tables import unpacking
+from lpom.tables.reading import read_npz, read_table
 
 BYTES = 2**28  # what each bomb unpacks to
 REFUSED = "made to fill the memory"

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lpom.checks import require
-from lpom.datasets.unpacking import check_claim, check_zip, gunzip
 from lpom.exceptions import DataError
+from lpom.tables.unpacking import check_claim, check_zip, gunzip
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lpom.datasets import read_table
 from lpom.exceptions import DataError
 from lpom.tables.numbers import NumberFormat
+from lpom.tables.reading import read_table
 
 FRAME = pd.DataFrame(
     {"length": [1.5, 2.5, 3.5], "colour": ["red", "blue", "red"], "kind": ["a", "b", "a"]}
