@@ -87,14 +87,14 @@ def _clock() -> Callable[[], float]:
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-class LiveTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveTensors(TorchDispatchMode):
     """Counts the bytes of all storages that operations make, until they are freed.
 
     What an operation allocates for itself and frees before it returns is not seen.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.held = self.peak = 0
         self._known: dict[int, weakref.ref[Any]] = {}
 

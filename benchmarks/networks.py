@@ -77,14 +77,14 @@ class Layers:
         bias: bool = True,
         gain: float = RELU_GAIN,
     ) -> nn.Conv2d:
-        layer: nn.Conv2d = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        layer: nn.Conv2d = nn.utils.skip_init(
             nn.Conv2d, n_inputs, n_outputs, size, stride=stride, padding=padding, bias=bias
         )
         self._draw(layer, n_inputs * size**2, gain)
         return layer
 
     def linear(self, n_inputs: int, n_outputs: int, *, gain: float = 1.0) -> nn.Linear:
-        layer: nn.Linear = nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        layer: nn.Linear = nn.utils.skip_init(
             nn.Linear, n_inputs, n_outputs
         )
         self._draw(layer, n_inputs, gain)
@@ -424,7 +424,7 @@ class CharTransformer(nn.Module):
         self, length: int, n_characters: int, width: int, n_blocks: int, heads: int, layers: Layers
     ) -> None:
         super().__init__()
-        self.embed = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
+        self.embed = nn.Embedding.from_pretrained(
             layers.table(n_characters, width).detach(), freeze=False
         )
         self.places = layers.table(length, width)

@@ -51,7 +51,9 @@ def run_experiment(
                 continue
             for seed in seeds:
                 trial = experiment.trial(role, hidden, seed, epochs, rate)
-                finals.append(runner.run(trial, kind="final", row=row, column=column))
+                drawn = experiment.curves
+                record = runner.run(trial, kind="final", row=row, column=column, drawn=drawn)
+                finals.append(record)
             first = on_held_out(experiment.trial(role, hidden, seeds[0], epochs, rate))
             if experiment.curves:
                 runner.run(first, kind="watched", row=row, column=column, closely=True)

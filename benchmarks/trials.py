@@ -47,14 +47,16 @@ class Runner:
         trial: Trial,
         *,
         closely: bool = False,
+        drawn: bool = False,
         options: Any = None,
         **place: Any,
     ) -> Record:
         """The record of a trial: from the file, or by running what of it is missing.
 
         A method that can't do the task gives a record with its ``reason`` instead of results.
-        Watched ``closely``, the rows to measure on are measured after every epoch. ``options`` are
-        those of the network that its row has anyway.
+        ``drawn`` runs keep their training curve; watched ``closely``, the rows to measure on are
+        measured after every epoch too. ``options`` are those of the network that its row has
+        anyway.
         """
         about = place | {"seed": trial.seed, "epochs": trial.epochs} | trial.texts(options)
         title = " ".join(str(about[k]) for k in ("column", "row", "method", "rate") if k in about)
@@ -70,6 +72,8 @@ class Runner:
                     raise
                 except (ValueError, LPOMError) as error:
                     done = {"reason": str(error)}
+            if not (closely or drawn):
+                done.pop("curve", None)
             record = self.store.add(about | machine() | done)
             shutil.rmtree(checkpoint, ignore_errors=True)
             with suppress(OSError):  # others are not finished yet
@@ -143,7 +147,7 @@ class Runner:
             "train_score": evaluate(model, X, y, loss=loss)[1],
             "seconds": result.training_seconds,
             "curve": curve,
-            "remarks": list(result.state.remarks.values()),
+            **({"remarks": remarks} if (remarks := list(result.state.remarks.values())) else {}),
             **more,
         }
 
@@ -202,8 +206,8 @@ def remains(model: nn.Module, inputs: Tensor) -> dict[str, float]:
     small, report = compact(model, inputs[:1])
     before, after = report.before, report.after
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.safetensors"
-        lpom.saving.save(path, small, inputs[:1])
+        path = Path(folder) / "model.safetensors.gz"
+        lpom.save(small, path)
         written = path.stat().st_size
     assert before.multiplications is not None and after.multiplications is not None
     return {

@@ -203,3 +203,17 @@ def test_blobs_are_told_apart_with_every_kind_of_rows(
         record = runner.run(replace(base, batch_size=15, **way), kind="tried", closely=True)
         assert record["score"] > 0.6, record
         assert len(record["curve"]["validation_score"]) == 8
+
+
+def test_what_penalties_leave_is_measured(folder: Path) -> None:
+    """Half of the hidden units are dead, and the compacted network is smaller by these."""
+    model = torch.nn.Sequential(nn.Linear(8, 20), nn.ReLU(), nn.Linear(20, 3))
+    with torch.no_grad():
+        model[0].weight[10:] = 0
+        model[0].bias[10:] = 0
+    shares = trials.remains(model, torch.rand(50, 8))
+    assert shares["nonzero"] == pytest.approx(1 - 80 / 220)
+    assert shares["weights"] == pytest.approx(
+        (8 * 10 + 10 + 10 * 3 + 3) / (8 * 20 + 20 + 20 * 3 + 3)
+    )
+    assert 0 < shares["bytes"] and 0 < shares["time"]
