@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lpom.training.fit import keep_freed_memory
 from records import Record
 
 
@@ -31,7 +30,6 @@ def contest(
     warmup: int = 1,
 ) -> list[Record]:
     """Time each contestant once a round; the first is what ratios refer to."""
-    keep_freed_memory()  # whoever goes first
     names, clock = list(contestants), _clock()
     times: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(-warmup, rounds):

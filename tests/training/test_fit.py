@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import platform
-import subprocess
-import sys
 import warnings
 from copy import deepcopy
 from functools import partial
@@ -828,23 +825,3 @@ def test_denormal_numbers_do_not_slow_a_run_down(before):
         assert bool(is_zero()) is before
     finally:
         torch.set_flush_denormal(False)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc")
-def test_memory_of_a_step_is_kept_for_the_next():
-    """Without it the system is asked for the pages of every step anew, 30,000 here."""
-    program = """
-import resource, torch
-from lpom.training.fit import keep_freed_memory
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
-        blocks = [torch.zeros(2**20) for _ in range(30)]  # more than malloc keeps of itself
-        del blocks
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-keep_freed_memory()
-faults()
-print(faults())
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert int(done.stdout) < 1_000, done.stderr
