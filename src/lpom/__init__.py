@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from lpom.saving import load, save
     from lpom.spiking import spike
     from lpom.states import Sweeps
-    from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result
-    from lpom.training.fit import evaluate, fit
+    from lpom.training import Checkpoint, EarlyStopping, Epoch, History, Result, evaluate
+    from lpom.training.fit import fit
     from lpom.weights.adaptive import Adaptive
     from lpom.weights.exact import Exact
 
@@ -108,8 +108,8 @@ _ROOMS = {
     "saving": ("load", "save"),
     "spiking": ("spike",),
     "states": ("Sweeps",),
-    "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result"),
-    "training.fit": ("evaluate", "fit"),
+    "training": ("Checkpoint", "EarlyStopping", "Epoch", "History", "Result", "evaluate"),
+    "training.fit": ("fit",),
     "weights.adaptive": ("Adaptive",),
     "weights.exact": ("Exact",),
 }

@@ -15,7 +15,7 @@ from lpom import methods as methods_
 from lpom.exceptions import ConvergenceWarning, LPOMError
 from lpom.losses import Loss
 from lpom.methods import Method
-from lpom.training.fit import evaluate, fit
+from lpom.training import evaluate, fit
 from lpom.training.history import Epoch
 
 

@@ -63,7 +63,7 @@ class Stack:
             elif type(module) is not nn.Identity:
                 return None
         weights = [p for layer, _ in layers for p in layer.parameters()]
-        plain = all(type(p) is nn.Parameter for p in weights)
+        plain = all(type(p) is nn.Parameter and not p._backward_hooks for p in weights)
         alone = len({id(p) for p in weights}) == len(weights)
         return cls(layers, flattens) if layers and plain and alone else None
 

@@ -20,7 +20,7 @@ import lpom
 from lpom import Exact, Sweeps
 from lpom.exceptions import ConvergenceWarning
 from lpom.methods import METHODS, Batch, Problem
-from lpom.training.trainer import advance
+from lpom.methods.optimizers import advance
 
 from . import objectives as paper
 

@@ -132,7 +132,7 @@ DIFFERENT = {
     "epochs": ({"epochs": 5}, "epochs 4 there, 5 here"),
     "seed": ({"seed": 1}, "seed 0 there, 1 here"),
     "method": ({"method": "adam"}, r"method lpom\(.* there, adam\("),
-    "settings": ({"method": LPOM(mu=3.0)}, "'mu': 20.0.* there, .*'mu': 3.0"),
+    "settings": ({"method": LPOM(mu=3.0)}, "'mu': None.* there, .*'mu': 3.0"),
     "loss": ({"loss": "squared"}, r"loss CrossEntropy\(.*\) there, Squared\(\) here"),
     "batch": ({"batch_size": 5}, "'batch_size': 10.*there, .*'batch_size': 5"),
     "stopping": ({"early_stopping": True}, "early stopping None there, EarlyStopping"),

@@ -9,7 +9,7 @@ from scipy import sparse
 from torch.utils.data import DataLoader, TensorDataset
 
 import lpom
-from lpom.training import interface as room
+from lpom import checks as room
 from lpom.training.data import Arrays
 from lpom.training.interface import Interface, check_inputs
 from lpom.training.task import Task

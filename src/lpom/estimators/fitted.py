@@ -17,12 +17,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from lpom.activations import Activation
+from lpom.checks import check_finite, check_unmasked, plain_tensor
 from lpom.methods import Method, State
 from lpom.saving import dumps, loads
 from lpom.training.data import ROWS, dense_rows
-from lpom.training.history import History
-from lpom.training.interface import check_finite, check_unmasked, plain_tensor
-from lpom.training.trainer import Result
+from lpom.training.history import History, Result
 
 Array: TypeAlias = NDArray[Any]
 

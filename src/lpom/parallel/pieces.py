@@ -62,7 +62,8 @@ def _starts(modules: list[nn.Module]) -> Iterator[int]:
 @torch.no_grad()
 def _work(modules: list[nn.Module], example: Tensor) -> list[float]:
     """Products of each module in a step: forward, back to its inputs, and for its weights."""
-    work, X = [], example
+    work: list[float] = []
+    X = example
     for module in modules:
         with evaluating(module), FlopCounterMode(display=False) as counted:
             X = module(X)

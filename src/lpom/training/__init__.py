@@ -2,9 +2,10 @@
 
 from lpom.training.callbacks import Callback, EarlyStopping
 from lpom.training.checkpoint import Checkpoint
-from lpom.training.fit import evaluate, fit
-from lpom.training.history import Epoch, History
-from lpom.training.trainer import Result, Trainer
+from lpom.training.fit import fit
+from lpom.training.history import Epoch, History, Result
+from lpom.training.score import evaluate
+from lpom.training.trainer import Trainer
 
 __all__ = [
     "Callback",

@@ -14,17 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lpom.checks import check_number
+from lpom.checks import as_tensor, check_number, check_targets_finite, check_weights
 from lpom.methods import Batch
 from lpom.methods.base import Inputs, tensors_of
 from lpom.parallel import Ranks
 from lpom.training.interface import (
     TARGETS,
     Interface,
-    as_tensor,
     check_inputs,
-    check_targets_finite,
-    check_weights,
     map_inputs,
     n_rows,
 )

@@ -13,21 +13,28 @@ from torch.utils.data import DataLoader, Dataset
 
 from lpom import methods
 from lpom.checks import as_device, check_number
-from lpom.exceptions import CheckpointError, UntrainableError
+from lpom.exceptions import UntrainableError
 from lpom.graph.tracing import unwrapped
 from lpom.methods import Method, Problem, State
-from lpom.methods.base import fingerprint, main_output
 from lpom.methods.optimizers import OptimizerState
 from lpom.parallel import Parallel, Pipeline, Ranks, own_cores
 from lpom.training.callbacks import Callback, EarlyStopping, Signals
-from lpom.training.checkpoint import Checkpoint, RunFolder, copied, encode
-from lpom.training.compile import check_runner, runner
+from lpom.training.checkpoint import Checkpoint, RunFolder, encode
+from lpom.training.compile import check_runner
 from lpom.training.data import Arrays, Loader, Source, to_measure
-from lpom.training.interface import Interface, n_rows, own_loss, target_of
+from lpom.training.history import Result
+from lpom.training.interface import Interface, n_rows
 from lpom.training.randomness import Generators, as_seed, seeded
-from lpom.training.score import measure
+from lpom.training.resuming import check_same, copied, resume, state_dict
+from lpom.training.score import (
+    check_no_targets,
+    from_first_batch,
+    interface_of,
+    place_of,
+    problem_of,
+)
 from lpom.training.task import FunctionLoss, LossLike, Task
-from lpom.training.trainer import Result, Trainer
+from lpom.training.trainer import Trainer
 
 _DEFAULT_ROWS = 100  # of a batch
 
@@ -152,7 +159,7 @@ def fit(
         checkpoint = Checkpoint(checkpoint)
     if device is not None:
         model.to(as_device(device))
-    place = _place(model)
+    place = place_of(model)
     with ExitStack() as stack:
         stack.enter_context(without_denormals())
         ranks = None
@@ -184,11 +191,11 @@ def fit(
             for generator in loader.generators if seed is not None else ():
                 generator.manual_seed(known)
             generators = Generators(place, loader.generators)
-            interface, task = _from_first_batch(model, loader, loss)
+            interface, task = from_first_batch(model, loader, loss)
             train: Source = loader
         else:
             _check_rows(X)
-            X, y, interface = _interface(model, X, y, loss)
+            X, y, interface = interface_of(model, X, y, loss)
             task = Task.of(interface, y, loss)
             order = torch.Generator().manual_seed(known)
             generators = Generators(place, [order])
@@ -207,7 +214,7 @@ def fit(
         task.check_range(targets, interface.output_activation)
         if isinstance(task.loss, FunctionLoss) and first.weight is not None:
             task.loss.check_weighable(interface.outputs, first.target[:2])
-        problem = _problem(interface, task, compile and method.runs_model, precision)
+        problem = problem_of(interface, task, compile and method.runs_model, precision)
         if place.type == "cpu" and _is_small(model, len(first)):
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(1)
@@ -238,13 +245,13 @@ def fit(
             diagnostics=diagnostics,
         )
         if ranks is not None:
-            _check_same(trainer, ranks)
+            check_same(trainer, ranks)
         if saved is not None:
-            _go_on(trainer, saved, checkpoint and checkpoint.folder)
+            resume(trainer, saved, checkpoint and checkpoint.folder)
             if ranks is not None and not ranks.first:  # the first one's generators are restored
                 torch.manual_seed(known + ranks.rank + len(trainer.history) * ranks.size)
         elif folder is not None and ranks is None:
-            encode(trainer.state_dict())  # a state that can't be written is found now, not later
+            encode(state_dict(trainer))  # a state that can't be written is found now, not later
         if team is not None:
             team.take_own()
         result = trainer.run(progress)
@@ -297,123 +304,6 @@ def _is_small(model: nn.Module, rows: int) -> bool:
     return all(isinstance(m, nn.Linear) for m in owners) and products < _SMALL
 
 
-def evaluate(
-    model: nn.Module, X: Any, y: Any = None, *, loss: LossLike = "auto"
-) -> tuple[float, float]:
-    """Mean loss, and accuracy or R2, of a plain forward pass; nothing is drawn for good."""
-    device = _place(model, training=False)
-    model = unwrapped(model)
-    if isinstance(X, DataLoader):
-        _check_no_targets(y)
-        loader = Loader(X)
-        with Generators(device, loader.generators).untouched():
-            interface, task = _from_first_batch(model, loader, loss)
-            measured = measure(_problem(interface, task), loader, task)
-    else:
-        X, y, interface = _interface(model, X, y, loss)
-        task = Task.of(interface, y, loss)
-        source = to_measure(X, y, task, interface)
-        with Generators(device, []).untouched():
-            measured = measure(_problem(interface, task), source, task)
-    return measured.loss, measured.score
-
-
-def _interface(model: nn.Module, X: Any, y: Any, loss: LossLike) -> tuple[Any, Any, Interface]:
-    """X and y, which may be an entry of X, and what the model takes."""
-    batch = X if y is None else None
-    interface = Interface.of(model, X, loss, batch)
-    name = target_of(X)
-    if y is None and name is not None:
-        y = X[name]
-        if not interface.own_loss:
-            X = {key: value for key, value in X.items() if key != name}
-    elif y is None and interface.own_loss:
-        y = torch.zeros(n_rows(X))
-    return X, y, interface
-
-
-def _from_first_batch(model: nn.Module, loader: Loader, loss: LossLike) -> tuple[Interface, Task]:
-    X, y, batch = loader.first()
-    interface = Interface.of(model, X, loss, batch)
-    task = Task.of(interface, y, loss)
-    loader.of(interface, task)
-    return interface, task
-
-
-def _problem(
-    interface: Interface, task: Task, compile: bool = False, precision: str | None = None
-) -> Problem:
-    read = own_loss if interface.own_loss else main_output
-    if precision is not None:  # losses are taken in the precision of the weights
-        rounded, like = read, interface.like
-        read = lambda outputs: rounded(outputs).to(like.dtype)  # noqa: E731
-    compiled = runner(compile, precision)
-    return Problem(interface.model, task.loss, interface.example, read, compiled)
-
-
-def _place(model: nn.Module, *, training: bool = True) -> torch.device:
-    """The device of a model that has weights, and some that may move if it is to be trained."""
-    parameters = list(model.parameters())
-    if not parameters:
-        raise ValueError(
-            "the model has no weights to train; expected a torch module with layers such as "
-            f"Linear or Conv2d, got {type(model).__name__}."
-        )
-    if any(parameter.is_meta for parameter in parameters):
-        raise ValueError(
-            "the weights of the model are on the meta device, where tensors have no values; use "
-            "model.to_empty(device='cpu') and initialise them."
-        )
-    if training and not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError(
-            "every layer of the model is frozen, so there is nothing to train; set "
-            "requires_grad=True on the weights that should move."
-        )
-    return parameters[0].device
-
-
-def _check_same(trainer: Trainer, ranks: Ranks) -> None:
-    """All ranks must have been given the same; but each loader has rows of its own."""
-    import lpom
-
-    shared = isinstance(trainer.train, Arrays)
-    rows = trainer.train.probe().fingerprint
-    if shared:
-        rows = str(trainer.train.describe())
-    known = trainer.describe() | {
-        "versions": f"torch {torch.__version__}, lpom {lpom.__version__}",
-        "parallel": repr(ranks.parallel),
-        "weights of the model": fingerprint(*trainer.model.state_dict().values()),
-        "rows of X, y": rows if shared else "",
-    }
-    found = ranks.gather(known)
-    for name, other in zip(ranks.names, found, strict=True):
-        differing = [what for what in known if found[0][what] != other[what]]
-        if differing:
-            listed = "; ".join(f"{what}: {found[0][what]} and {other[what]}" for what in differing)
-            raise ValueError(
-                f"all ranks must make the same call, but {ranks.names[0]} and {name} differ in "
-                f"{listed}. Give all of them the same settings, data and seeds."
-            )
-    others = ranks.gather(rows)
-    if not shared and len(set(others)) < ranks.size:
-        raise ValueError(
-            "the DataLoaders of several ranks give the same rows. Give each its own: "
-            "sampler=DistributedSampler(dataset), or a part of the files."
-        )
-
-
-def _go_on(trainer: Trainer, saved: dict[str, Any], folder: Any) -> None:
-    try:
-        trainer.load_state_dict(saved)
-    except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        reason = f"it has no {error}." if isinstance(error, KeyError) else error
-        raise CheckpointError(
-            f"the run kept in {folder} can't go on: {reason} Make the call that began it with the "
-            "lpom that began it, or use another folder."
-        ) from error
-
-
 def _from_loader(
     loader: DataLoader[Any],
     y: Any,
@@ -422,7 +312,7 @@ def _from_loader(
     weight: Any,
     ranks: Ranks | None,
 ) -> Loader:
-    _check_no_targets(y)
+    check_no_targets(y)
     if method.full_batch:
         raise ValueError(
             f"method {method.name!r} keeps variables for every sample and needs all rows at "
@@ -440,11 +330,6 @@ def _from_loader(
             "take layers=1."
         )
     return Loader(loader, ranks=ranks)
-
-
-def _check_no_targets(y: Any) -> None:
-    if y is not None:
-        raise TypeError("a DataLoader brings its own targets; leave y out.")
 
 
 def _rows_per_step(

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lpom.files import write_atomically
+from lpom.methods import State
+from lpom.training.task import Task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -125,6 +127,26 @@ class History:
             history.metric = record.pop("metric")
             history.epochs.append(Epoch(**_read(record)))
         return history
+
+
+@dataclass(repr=False)
+class Result:
+    """What a run leaves beside the trained module.
+
+    ``status`` is finished, stopped-early, stopped (by a callback) or interrupted; ``seconds`` is
+    split into ``training_seconds`` and the rest, which went into measuring. Give ``state`` back
+    to :func:`lpom.fit` for another run that begins with it.
+    """
+
+    history: History
+    status: str
+    seconds: float
+    training_seconds: float
+    task: Task
+    state: State
+
+    def __repr__(self) -> str:
+        return f"<Result: {self.status} after {self.seconds:.3g} s, {self.history!r}>"
 
 
 def _written(value: Any) -> Any:

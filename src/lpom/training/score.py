@@ -9,12 +9,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from lpom.graph.tracing import unwrapped
 from lpom.methods import Problem
+from lpom.methods.base import main_output
 from lpom.modes import evaluating
-from lpom.training.data import Source
+from lpom.training.compile import runner
+from lpom.training.data import Loader, Source, to_measure
+from lpom.training.interface import Interface, n_rows, own_loss, target_of
 from lpom.training.randomness import Generators
-from lpom.training.task import Task
+from lpom.training.task import LossLike, Task
 
 #: A multiple of the numbers that any processor works on at once.
 _LANES = 64
@@ -206,3 +211,83 @@ def measure(problem: Problem, source: Source, task: Task, model: nn.Module | Non
             outputs = problem.outputs(batch.inputs, model)
             measured.add(outputs, batch.target, batch.weight)
     return measured
+
+
+def evaluate(
+    model: nn.Module, X: Any, y: Any = None, *, loss: LossLike = "auto"
+) -> tuple[float, float]:
+    """Mean loss, and accuracy or R2, of a plain forward pass; nothing is drawn for good."""
+    device = place_of(model, training=False)
+    model = unwrapped(model)
+    if isinstance(X, DataLoader):
+        check_no_targets(y)
+        loader = Loader(X)
+        with Generators(device, loader.generators).untouched():
+            interface, task = from_first_batch(model, loader, loss)
+            measured = measure(problem_of(interface, task), loader, task)
+    else:
+        X, y, interface = interface_of(model, X, y, loss)
+        task = Task.of(interface, y, loss)
+        source = to_measure(X, y, task, interface)
+        with Generators(device, []).untouched():
+            measured = measure(problem_of(interface, task), source, task)
+    return measured.loss, measured.score
+
+
+def interface_of(model: nn.Module, X: Any, y: Any, loss: LossLike) -> tuple[Any, Any, Interface]:
+    """X and y, which may be an entry of X, and what the model takes."""
+    batch = X if y is None else None
+    interface = Interface.of(model, X, loss, batch)
+    name = target_of(X)
+    if y is None and name is not None:
+        y = X[name]
+        if not interface.own_loss:
+            X = {key: value for key, value in X.items() if key != name}
+    elif y is None and interface.own_loss:
+        y = torch.zeros(n_rows(X))
+    return X, y, interface
+
+
+def from_first_batch(model: nn.Module, loader: Loader, loss: LossLike) -> tuple[Interface, Task]:
+    X, y, batch = loader.first()
+    interface = Interface.of(model, X, loss, batch)
+    task = Task.of(interface, y, loss)
+    loader.of(interface, task)
+    return interface, task
+
+
+def problem_of(
+    interface: Interface, task: Task, compile: bool = False, precision: str | None = None
+) -> Problem:
+    read = own_loss if interface.own_loss else main_output
+    if precision is not None:  # losses are taken in the precision of the weights
+        rounded, like = read, interface.like
+        read = lambda outputs: rounded(outputs).to(like.dtype)  # noqa: E731
+    compiled = runner(compile, precision)
+    return Problem(interface.model, task.loss, interface.example, read, compiled)
+
+
+def place_of(model: nn.Module, *, training: bool = True) -> torch.device:
+    """The device of a model that has weights, and some that may move if it is to be trained."""
+    parameters = list(model.parameters())
+    if not parameters:
+        raise ValueError(
+            "the model has no weights to train; expected a torch module with layers such as "
+            f"Linear or Conv2d, got {type(model).__name__}."
+        )
+    if any(parameter.is_meta for parameter in parameters):
+        raise ValueError(
+            "the weights of the model are on the meta device, where tensors have no values; use "
+            "model.to_empty(device='cpu') and initialise them."
+        )
+    if training and not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            "every layer of the model is frozen, so there is nothing to train; set "
+            "requires_grad=True on the weights that should move."
+        )
+    return parameters[0].device
+
+
+def check_no_targets(y: Any) -> None:
+    if y is not None:
+        raise TypeError("a DataLoader brings its own targets; leave y out.")

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from lpom import losses
 from lpom.activations import Activation
+from lpom.checks import as_array, as_tensor, plain_tensor
 from lpom.exceptions import warn
 from lpom.losses import Loss
 from lpom.losses.base import LEFT_OUT
-from lpom.training.interface import Interface, as_array, as_tensor, plain_tensor
+from lpom.training.interface import Interface
 
 #: A loss as users give it: a name, an instance, or a function of outputs and targets.
 LossLike: TypeAlias = str | Loss | Callable[[Tensor, Tensor], Tensor]
