@@ -254,8 +254,6 @@ CALLS = [
     ("sin", (), {}, Sine()),
     ("cos_", (), {}, Cosine()),
     ("abs", (), {}, Absolute()),
-    ("elu", (2.0, 1.0, 0.5), {}, CELU(2.0)),
-    ("elu", (SELU.alpha, SELU.scale), {}, SELU()),
     ("selu", (), {}, SELU()),
     ("celu_", (0.5,), {}, CELU(0.5)),
     ("softplus", (2.0, 20.0), {}, Softplus(2.0)),
@@ -300,14 +298,6 @@ def test_calls_of_torch_are_recognised(name, args, kwargs, expected):
     assert from_call(name, args, kwargs) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "args"), [(name, args) for name, args, _, expected in CALLS if expected == CELU(2.0)]
-)
-def test_the_operator_below_celu_is_celu(name, args):
-    z = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    torch.testing.assert_close(torch.ops.aten.elu(z, *args), from_call(name, args).phi(z))
-
-
 @pytest.mark.parametrize("name", activations.UNSUPPORTED)
 def test_calls_that_are_no_gradient_are_refused(name):
     with pytest.raises(ValueError, match=name):
@@ -323,7 +313,6 @@ def test_calls_that_are_no_gradient_are_refused(name):
         ("threshold", (0.0, 1.0), "threshold.*from 0 to 1|threshold.*1 to 0"),
         ("normalize", (1.0,), "with p=1 its derivative is not symmetric.*p=2"),
         ("layer_norm", ((4,), torch.ones(4)), "belong to the edge"),
-        ("elu", (1.0, 2.0, 3.0), "none of ELU, CELU and SELU"),
         ("relu", (1, 2, 3), "not those of torch.nn.functional"),
     ],
 )

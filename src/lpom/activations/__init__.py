@@ -14,7 +14,6 @@ from lpom.activations.device import Measured, calibrated, measured
 from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
 from lpom.activations.known import (
     UNSUPPORTED,
-    call_names,
     examples,
     from_call,
     from_module,
@@ -112,7 +111,6 @@ __all__ = [
     "UNSUPPORTED",
     "apply",
     "calibrated",
-    "call_names",
     "examples",
     "from_call",
     "from_function",

@@ -55,22 +55,6 @@ def _leaky_relu(negative_slope: float = 0.01, inplace: bool = False) -> Activati
     return ReLU() if negative_slope == 0 else LeakyReLU(negative_slope)
 
 
-def _elu(
-    alpha: float = 1.0, scale: float | bool = 1.0, input_scale: float = 1.0, inplace: bool = False
-) -> Activation:
-    # the functional form has ``inplace`` second, the operator below it two scales
-    if isinstance(scale, bool) or (scale, input_scale) == (1, 1):
-        return ELU(alpha)
-    if (alpha, scale, input_scale) == (SELU.alpha, SELU.scale, 1):
-        return SELU()
-    if scale == 1 and math.isclose(alpha * input_scale, 1):
-        return CELU(alpha)
-    raise ValueError(
-        f"elu with alpha={alpha:g}, scale={scale:g} and input_scale={input_scale:g} is none of "
-        "ELU, CELU and SELU; use one of these."
-    )
-
-
 def _softplus(beta: float = 1.0, threshold: float = 20.0) -> Activation:
     if math.log1p(math.exp(-threshold)) / beta > 1e-8:
         raise ValueError(
@@ -209,8 +193,8 @@ _CALLS: dict[str, Call] = {
     **{
         name: _plain(_CLASSES[name])
         for name in (
-            "sigmoid tanh relu selu celu softsign identity hardsigmoid relu6 hardtanh gelu silu "
-            "mish hardswish logsigmoid"
+            "sigmoid tanh relu elu selu celu softsign identity hardsigmoid relu6 hardtanh gelu "
+            "silu mish hardswish logsigmoid"
         ).split()
     },
     "log_sigmoid": _plain(LogSigmoid),
@@ -219,7 +203,6 @@ _CALLS: dict[str, Call] = {
     "cos": _plain(Cosine),
     "abs": _plain(Absolute),
     "leaky_relu": _leaky_relu,
-    "elu": _elu,
     "softplus": _softplus,
     "clamp": _clamp,
     "clip": _clamp,
@@ -284,16 +267,6 @@ def names() -> list[str]:
 def vector_names() -> list[str]:
     """Names of activations of whole slices; some need an argument, such as the shape of a norm."""
     return [name for name, kind in _CLASSES.items() if not kind.elementwise]
-
-
-def torch_calls() -> list[str]:
-    """Bare names of the torch functions that `from_call` knows."""
-    return list(_CALLS)
-
-
-def torch_modules() -> list[type[nn.Module]]:
-    """Classes of torch modules that `from_module` knows."""
-    return list(_MODULES)
 
 
 def examples() -> list[Activation]:
@@ -372,11 +345,6 @@ def from_call(
             f"{name} was called with arguments {args} and {named}, which are not those of "
             f"torch.nn.functional ({error}); write it in that form."
         ) from error
-
-
-def call_names() -> list[str]:
-    """Bare names of torch's functions for which `from_call` has an answer, or a reason why not."""
-    return [*_CALLS, *UNSUPPORTED, *JUMPING]
 
 
 def is_activation(module: nn.Module) -> bool:

@@ -144,8 +144,7 @@ class _CappedSimplex(Along):
             mask = torch.zeros_like(z).scatter(-1, index, 1.0)
             return mask, z - kth, kth
         above = (z - kth) / w
-        fixed = torch.compiler.is_compiling() or torch.compiler.is_exporting()  # no loop by values
-        level = _simplex_level(above) if k == 1 and not fixed else _level(above, k)
+        level = _level(above, k)
         v = (above - level).clamp(0, 1)
         level = kth + w * level
         return v, z - level - w * v, level
@@ -446,25 +445,6 @@ class GroupNorm(_Norm):
 
     def _values(self, values: Tensor, like: Tensor) -> Tensor:
         return values.reshape(len(like), self.groups, *[1] * (like.ndim - 2))
-
-
-def _simplex_level(y: Tensor) -> Tensor:
-    r""":math:`t` with :math:`\sum_j (y_j - t)_+ = 1`, for rows whose largest element is 0.
-
-    The mean of those that may be above t, less one over their number, is never above t: what lies
-    below it is not above t either. A few rounds without sorting find those that are.
-    """
-    with torch.no_grad():
-        above, count = y > -1, -1
-        while int(above.sum()) != count:
-            count = int(above.sum())
-            above &= y > _level_of(above, y)  # rounding may not bring one back: it would not end
-    return _level_of(above, y)
-
-
-def _level_of(above: Tensor, y: Tensor) -> Tensor:
-    count = above.sum(-1, keepdim=True).clamp(min=1)
-    return (torch.where(above, y, 0).sum(-1, keepdim=True) - 1) / count
 
 
 def _level(y: Tensor, k: int) -> Tensor:
