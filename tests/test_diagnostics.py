@@ -82,8 +82,3 @@ def test_the_method_is_a_name_or_an_lpom(data):
     assert named == made
     with pytest.raises(ValueError, match="not at that of 'adam'"):
         lpom.diagnose(network(), *data, method="adam")
-
-
-def test_a_measured_mu_is_measured(data):
-    measured, fixed = (lpom.diagnose(network(), *data, method=LPOM(mu=m)) for m in ("auto", 20.0))
-    assert [a.gap for a in measured.layers] != [b.gap for b in fixed.layers]

@@ -12,6 +12,7 @@ its gradient is never there as a whole: a third of the memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import final
 
@@ -23,7 +24,7 @@ from lpom import activations
 from lpom.activations import Activation, Identity, ReLU, Softmax
 from lpom.losses import Loss
 from lpom.rows import softmax_answer
-from lpom.rule import Rule, Weight
+from lpom.rule import SAMPLE, Displacement, Rule, Weight, spread
 from lpom.weights.adam import Adam
 
 #: Columns of a product below which it takes less time to have them turned round.
@@ -121,10 +122,28 @@ def answer(activation: Activation, z: Tensor, x: Tensor, g: Tensor, rule: Rule) 
         return rule.device(activation, z, x, g)
     if isinstance(rule, Weight):  # which knows forms without the difference of two near numbers
         return rule.mu * activation.response(z, g / rule.mu)
-    if isinstance(activation, ReLU) and rule.sides == 2:
-        d = rule.elementwise(z, g).pull
-        return z.mul(0.5 / d).add_(0.5).clamp_(0, 1).mul_(g)
-    return rule.elementwise(z, g).answer(activation.phi, z, x)
+    if not isinstance(rule, Displacement) or rule.sides == 1:
+        return rule.elementwise(z, g).answer(activation.phi, z, x)
+    d = rule.size * _spread(z)
+    if isinstance(activation, ReLU):
+        return z.mul_(0.5 / d).add_(0.5).clamp_(0, 1).mul_(g)
+    difference = activation.phi(z + d).sub_(activation.phi(z - d))
+    return difference.mul_(g).mul_(0.5 / d)
+
+
+def _spread(z: Tensor) -> float | Tensor:
+    """`lpom.rule.spread`; on a processor by numbers, which take less time than small tensors."""
+    n = z.numel()
+    if not z.is_cpu or n < 2:
+        return spread(z)
+    sample = z.reshape(-1)[:: (n // SAMPLE) | 1] if n > SAMPLE else z.reshape(-1)
+    n, mean = len(sample), sample.mean().item()
+    variance = (torch.dot(sample, sample).item() - n * mean**2) / (n - 1)
+    if not variance > 1e-3 * mean**2:  # else the difference keeps enough of its digits
+        return spread(z)
+    deviation, info = math.sqrt(variance), torch.finfo(z.dtype)
+    rounding = 1e4 * info.eps * math.hypot(deviation, mean) + info.tiny**0.25
+    return min(max(min(deviation, 1.0), rounding), 10.0) if math.isfinite(deviation) else 1.0
 
 
 def _has_answer(activation: Activation) -> bool:

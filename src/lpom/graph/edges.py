@@ -100,20 +100,6 @@ class Edge:
         return not self.obstacle
 
     @cached_property
-    def flattens(self) -> bool:
-        """Whether the first thing it does is to make one row of each sample of its one source."""
-        call = self.steps[0].call if self.steps and len(self.sources) == 1 else None
-        return isinstance(call, nn.Flatten) and (call.start_dim, call.end_dim) == (1, -1)
-
-    @cached_property
-    def first_linear(self) -> nn.Linear | None:
-        """The Linear layer that its one source meets first, flattened or as it is."""
-        if len(self.sources) != 1 or len(self.steps) <= self.flattens:
-            return None
-        call = self.steps[self.flattens].call
-        return call if isinstance(call, nn.Linear) else None
-
-    @cached_property
     def switches(self) -> bool:
         """Whether something in it is chosen anew by every feed-forward pass."""
         return any(step.switch for step in self.steps)

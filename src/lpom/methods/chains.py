@@ -83,10 +83,11 @@ def chain(graph: Graph) -> Chain:
 
 def _linear(node: Node) -> nn.Linear | None:
     """The layer that makes up the edge, flattening of the data aside."""
-    if node.edge.linear is not None or node.index != 1:
+    if node.edge.linear is not None or node.index != 1 or len(node.edge.steps) != 2:
         return node.edge.linear
-    plain = len(node.edge.steps) == 2 and node.edge.flattens
-    return node.edge.first_linear if plain else None
+    flatten, linear = (step.call for step in node.edge.steps)
+    flattens = isinstance(flatten, nn.Flatten) and flatten.start_dim == 1
+    return linear if flattens and isinstance(linear, nn.Linear) else None
 
 
 @final

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.checks import check_choice, check_number
 from lpom.settings import Settings
-from lpom.weights.adam import Adam, adam
+from lpom.weights.adam import adam
 from lpom.weights.factored import Factored
 from lpom.weights.muon import Muon
 
@@ -125,21 +125,6 @@ def make_optimizer(
     for group in made.param_groups:
         group["initial_lr"] = group["lr"]
     return made
-
-
-def moves_each_number(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether an optimiser moves every number of a weight by its own gradients alone."""
-    return type(optimizer) in _EACH_NUMBER
-
-
-_EACH_NUMBER = (
-    Adam,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.SGD,
-    torch.optim.Adagrad,
-    torch.optim.RMSprop,
-)
 
 
 def _check_kind(kind: type) -> None:

@@ -8,7 +8,7 @@ residuals :math:`R_u` everything is least squares on the stacked :math:`J_u`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import final
@@ -19,23 +19,6 @@ from torch import Tensor, nn
 
 from lpom.graph import Graph, Node, Switches
 from lpom.weights.gram import Gram, gram
-
-
-@dataclass(frozen=True, eq=False)
-class Share:
-    """The rows of a batch that this rank has, where others have the rest.
-
-    ``first`` is the place of its first row among all ``rows``, ``total`` what means over all of
-    them are divided by. ``add`` adds a tensor up over the ranks; ``begin`` begins to, and
-    ``finish`` waits until all that was begun is there.
-    """
-
-    first: int
-    rows: int
-    total: float | Tensor
-    add: Callable[[Tensor], Tensor]
-    begin: Callable[[Tensor], None]
-    finish: Callable[[], None]
 
 
 @dataclass(frozen=True, eq=False)
