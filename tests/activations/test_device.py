@@ -245,20 +245,18 @@ def test_drift_is_followed_and_said():
     lab = Lab(noise=0.01)
     device = measured(lab, keep=1024)
     model = lpom.lift(network(device))
-    for seed in range(100):
+    for seed in range(150):
         gradient(model, inputs(64, seed))
-    assert float(device.drift().max()) < 0.02
+    assert float(device.drift().max()) < 0.03
     with pytest.warns(DeviceWarning, match="drifted"):
-        for seed in range(8):
-            lab.drift += 0.08
+        for seed in range(100):  # as slow as it may be
+            lab.drift += 0.006
             gradient(model, inputs(64, seed))
-        device._answers = 0
-        device._answers = 100  # the next look
-        gradient(model, inputs(64))
-    z = torch.zeros(1, 6)
-    newest = device.calibrate(recent=128).phi(z) - lab.exact(z)
-    oldest = device.calibrate().phi(z) - lab.exact(z)
-    assert newest.abs().mean() < oldest.abs().mean()
+    assert float(device.drift().max()) > 0.1
+    z = device.pairs(100)[0]
+    newest = device.calibrate(recent=64).phi(z) - lab.exact(z)
+    oldest = device._first[0].phi(z) - lab.exact(z)
+    assert newest.abs().mean() < 0.3 * oldest.abs().mean()
 
 
 def test_one_curve_for_all_units_and_channels_of_pictures():

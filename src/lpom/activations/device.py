@@ -121,6 +121,8 @@ class Measured(Activation):
         self.readings = self.calls = self._answers = self._rows = 0
         self._z = self._x = torch.empty(0, 0)
         self._curve: tuple[int, Table, Array] | None = None
+        self._first: tuple[Table, Tensor, Tensor] | None = None  # curves, and the inputs they hold
+        self._drift = 0.0
 
     # What it says
 
@@ -197,15 +199,21 @@ class Measured(Activation):
         if self.noise is not None and self.noise.shape == noise.shape:
             noise = ((self.noise.square() + noise.square()) / 2).sqrt()
         self.noise = noise
-        if self._rows >= self.keep and self._answers:
-            worst = float(self.drift().max())
-            if worst > 0.1:
-                warn(
-                    f"the device {self.name!r} has drifted by {worst:.0%} of its range within the "
-                    f"last {self.keep} rows. Training follows it; a calibration should use the "
-                    "newest rows alone, calibrate(recent=...).",
-                    DeviceWarning,
-                )
+        if self._rows >= self.keep:
+            self._look_at_drift()
+
+    def _look_at_drift(self) -> None:
+        if self._first is None:
+            z, _ = self.pairs()
+            self._first = self.calibrate(), z.amin(0), z.amax(0)
+        drift = float(self.drift().max())
+        if drift > self._drift + 0.1:
+            self._drift = drift
+            warn(
+                f"the device {self.name!r} has drifted by {drift:.0%} of its range since training "
+                "began. Training follows it; evaluate with the newest curves, calibrate().",
+                DeviceWarning,
+            )
 
     # What is remembered
 
@@ -273,19 +281,18 @@ class Measured(Activation):
         return self._curve[2]
 
     def drift(self) -> Tensor:
-        """By how much of its range each unit moved, from the older to the newer half of the rows.
+        """By how much of its range each unit moved since the first ``keep`` rows, root mean square.
 
-        What the noise of the mean could be is taken off.
+        Zero before these were read; inputs that did not occur then are left out.
         """
         z, x = self.pairs()
-        table = self.calibrate()
-        wide = z if not self.shared else z[:, 0]
-        moved = Table(table.z, table.values, dim=-1).phi(wide.double()).reshape(x.shape)
-        residual = x - moved
-        half = len(residual) // 2
-        change = (residual[half:].mean(0) - residual[:half].mean(0)).abs()
-        change = change - 3 * residual.std(0) * math.sqrt(2 / half)
-        return change.clamp(min=0) / (x.amax(0) - x.amin(0)).clamp(min=1e-30)
+        if self._first is None:
+            return torch.zeros(x.shape[1])
+        table, low, high = self._first
+        moved = (_along_units(self.calibrate(), z) - _along_units(table, z)).square()
+        known = (z >= low) & (z <= high)
+        mean = (moved * known).sum(0) / known.sum(0).clamp(min=1)
+        return mean.sqrt() / (x.amax(0) - x.amin(0)).clamp(min=1e-30)
 
     def report(self) -> str:
         """What is known of the device."""
@@ -347,6 +354,11 @@ def calibrated(model: nn.Module, recent: int | None = None) -> nn.Module:
         if isinstance(module, Elementwise) and isinstance(module.activation, Measured):
             module.activation = module.activation.calibrate(recent)
     return model
+
+
+def _along_units(table: Table, z: Tensor) -> Tensor:
+    """The curves at rows of one column per unit."""
+    return Table(table.z, table.values).phi(z)
 
 
 def _tuple(value: Any) -> Any:
