@@ -56,7 +56,7 @@ class Rule(ABC):
 
     @abstractmethod
     def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
-        """Of a function of single elements; no element moves further than its ``room``."""
+        """Of a function of single elements, which may end at a distance ``room`` from them."""
 
     @abstractmethod
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
@@ -88,7 +88,8 @@ class Displacement(Rule, Settings):
     ----------
     size : float
         Elements move by ``size * min(spread, 1)``, where the spread is the standard deviation of
-        the whole tensor; a row moves by ``size`` times its norm, or ``size`` for a softmax.
+        the whole tensor, or by ``size`` times the distance to where their function ends (0 for
+        a logarithm or a root); a row moves by ``size`` times its norm, or ``size`` for a softmax.
     sides : {1, 2}
         Two sides have no bias of first order and need one more reading: the error is of second
         order in the displacement. One side reads ``z`` and ``z - p``.
@@ -108,9 +109,10 @@ class Displacement(Rule, Settings):
             raise ValueError(f"sides must be 1 or 2, got {self.sides!r}.")
 
     def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
-        d = self.size * spread(z)
-        if room is not None:
-            d = torch.minimum(d, self.size * room).clamp_min(torch.finfo(z.dtype).tiny ** 0.5)
+        if room is None:
+            d = self.size * spread(z)
+        else:  # powers and logarithms have no unit but the distance itself
+            d = (self.size * room).clamp_min(torch.finfo(z.dtype).tiny ** 0.5)
         return _held(g, d, self.sides)
 
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
@@ -183,7 +185,7 @@ def _std_mean(flat: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 def spread(z: Tensor, most: float = 1.0) -> Tensor:
     """The standard deviation of a tensor, at most ``most``; from a sample where it is large.
 
-    It is never so small that a displacement of a thousandth would drown in rounding.
+    It is never so small that a displacement of a thousandth of it would drown in rounding.
     """
     flat = z.flatten() if z.is_contiguous() else z.reshape(-1)
     n = flat.numel()
@@ -199,7 +201,7 @@ def spread(z: Tensor, most: float = 1.0) -> Tensor:
         flat, weights = flat[::step], None if weights is None else weights[::step]
     deviation, mean = torch.std_mean(flat) if weights is None else _std_mean(flat, weights)
     info = torch.finfo(z.dtype)
-    rounding = 1e4 * info.eps * torch.hypot(deviation, mean) + info.tiny**0.25
+    rounding = 1e5 * info.eps * torch.hypot(deviation, mean) + info.tiny**0.25
     found = deviation.clamp_max(most).maximum(rounding)
     return found.clamp_max(10 * most).nan_to_num(nan=most)  # a mask may have infinite entries
 
@@ -237,7 +239,10 @@ class Pointwise(torch.autograd.Function):
             def phi(moved: Tensor, k: int = k) -> Tensor:
                 return ctx.phi(*wide[:k], moved, *wide[k + 1 :])  # type: ignore[no-any-return]
 
-            answers.append(move.answer(phi, z).sum_to_size(kept.shape).to(kept.dtype))
+            answer = move.answer(phi, z)
+            if room is not None:  # nothing comes down, or there is nowhere to move to
+                answer = answer.masked_fill((g_k == 0) | (room <= abs(move.pull)), 0)
+            answers.append(answer.sum_to_size(kept.shape).to(kept.dtype))
         return None, None, None, *answers
 
 

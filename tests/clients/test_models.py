@@ -261,6 +261,35 @@ def test_formulas_written_by_hand_are_lifted(function):
     assert "own derivative" not in lifted.report()
 
 
+ZEROS = torch.ones(5, 6, dtype=torch.float64)
+ZEROS[1], ZEROS[2, 3] = 0, 0
+#: Values at which torch has a finite gradient, and a displacement must not leave the domain.
+AT_THE_END = {
+    "logarithm of what is not chosen": lambda z: torch.where(z > 0, torch.log(z), z),
+    "normalised rows of zeros": lambda z: F.normalize(z * ZEROS, dim=-1),
+    "norm of a row of zeros": lambda z: (z * ZEROS).norm(dim=-1, keepdim=True),
+    "vector norm": lambda z: torch.linalg.vector_norm(z * ZEROS, dim=-1, keepdim=True),
+    "distances of points that are one": lambda z: torch.cdist(z, z),
+    "deviation of a constant row": lambda z: (z * ZEROS).std(-1, keepdim=True) * z,
+    "cosine": lambda z: F.cosine_similarity(z * ZEROS, z.flip(0), dim=-1)[:, None] * z,
+    "root of a rectifier": lambda z: torch.sqrt((z * ZEROS).relu()),
+    "power": lambda z: (z * ZEROS).abs().pow(1.5),
+    "cut off": lambda z: F.threshold(z * ZEROS, 0.1, 0.0),
+    "a mask in numbers": lambda z: torch.exp(z - 1e9 * (ZEROS == 0)),
+    "rows of large numbers": lambda z: z * torch.rsqrt((3e3 * z).square().mean(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_END)
+def test_the_end_of_a_domain_leaves_the_gradient_finite(name):
+    torch.manual_seed(0)
+    model, x = Using(AT_THE_END[name]), torch.randn(5, 4, dtype=torch.float64)
+    width = AT_THE_END[name](torch.ones(5, 6, dtype=torch.float64)).shape[1]
+    model.last = nn.Linear(width, 2)
+    lifted = check_close_to_the_gradient(model.double(), x)
+    assert "own derivative" not in lifted.report()
+
+
 # other surroundings
 
 

@@ -73,9 +73,11 @@ class Transcribed(Functions):
     def element(self, phi: Phi, z: Tensor, g: Tensor, room: Tensor | None = None) -> Tensor:
         if self.mu is not None:
             return self.held(phi, z, g, room)
-        d = self.size * min(float(z.std()), 1.0) * torch.ones_like(z)
-        if room is not None:
-            d = torch.minimum(d, self.size * room)
+        d = (
+            self.size * min(float(z.std()), 1.0) * torch.ones_like(z)
+            if room is None
+            else self.size * room
+        )
         if self.sides == 2:  # the same for either sign of g
             return self.moved(phi, z, g, d, g / d)
         return self.moved(phi, z, g, d * g.sign(), g.abs() / d)
