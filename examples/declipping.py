@@ -21,7 +21,7 @@ def cosines(n: int) -> torch.Tensor:
     return waves
 
 
-def main(out: str = "declipping.png") -> None:
+def main(out: str = "declipping.svg") -> None:
     n, limit = 400, 0.35
     torch.manual_seed(1)
     waves = cosines(n)

@@ -13,7 +13,7 @@ import lpom
 from lpom.inversion import TotalVariation
 
 
-def main(out: str = "features_inverted.png") -> None:
+def main(out: str = "features_inverted.svg") -> None:
     X, y = load_digits(return_X_y=True)
     X = torch.tensor(X / 16, dtype=torch.float32)
     network = lpom.mlp([64, 96, 48, 10], "leaky_relu", seed=0)

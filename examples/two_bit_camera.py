@@ -20,7 +20,7 @@ def psnr(x: torch.Tensor, truth: torch.Tensor) -> float:
     return float(-10 * ((x.clamp(0, 1) - truth) ** 2).mean().log10())
 
 
-def main(out: str = "two_bit_camera.png") -> None:
+def main(out: str = "two_bit_camera.svg") -> None:
     torch.manual_seed(0)
     camera = transform.downscale_local_mean(data.camera()[64:320, 128:384] / 255, (8, 8))
     truth = torch.tensor(camera, dtype=torch.float32).reshape(1, -1)

@@ -96,8 +96,7 @@ class Layer:
 
 def layers_of(model: nn.Module) -> list[Layer]:
     """The layers of a Sequential: affine modules, each time up to an activation."""
-    layers: list[Layer] = []
-    between: list[nn.Module] = []
+    layers, between = list[Layer](), list[nn.Module]()
     for name, module in _flat(model, ""):
         if not is_activation(module):
             between.append(module)
@@ -174,7 +173,7 @@ def invert(
 
 
 class _Solver:
-    """Sweeps with momentum, in which each row begins anew where its objective would rise."""
+    """Sweeps with momentum, which each row drops where its objective would rise."""
 
     def __init__(self, layers: list[Layer], prior: Prior | None, tol: float) -> None:
         self.layers, self.prior, self.tol = layers, prior, tol
@@ -188,7 +187,7 @@ class _Solver:
         before = [v.clone() for v in V]
         t, slower = y.new_ones(n), y.new_ones(n)
         objective = self.objective(V, y)
-        slack = torch.finfo(y.dtype).eps * (1 + objective.abs())
+        slack = 32 * torch.finfo(y.dtype).eps * (1 + objective.abs())  # rounding of the sums
         residual = torch.full_like(objective, math.inf)
         n_iter = torch.zeros(n, dtype=torch.long)
         for _ in range(max_iter):
@@ -210,7 +209,8 @@ class _Solver:
             objective[rows] = torch.where(falls, value, objective[rows])
             residual[rows] = torch.where(falls, found, residual[rows])
             t[rows] = torch.where(falls & ~turned, ahead, 1.0)
-            slower[rows] *= torch.where(falls | (momentum > 0), 1.0, 2.0)
+            factor = torch.where(falls, 0.9, torch.where(momentum > 0, 1.0, 2.0))
+            slower[rows] = (slower[rows] * factor.to(slower)).clamp_min(1)
             residual[rows[slower[rows] > 1e6]] = 0.0  # nothing is left but rounding
         converged = residual <= self.tol
         if missing := int((~converged).sum()):
