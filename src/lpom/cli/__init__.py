@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
-_NEEDED = ("typer", "rich", "pandas", "matplotlib")
+_NEEDED = ("typer", "rich", "pandas")
 
 
 def main() -> None:

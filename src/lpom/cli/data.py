@@ -9,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from lpom.checks import check_choice
+from lpom.checks import check_choice, check_number
 from lpom.estimators.splits import split_rows
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import checksum
@@ -104,6 +104,7 @@ class Data:
 
 def read(source: Source, seed: int = 0) -> Data:
     """Read a table, tell what its columns are, and split its rows."""
+    check_number("--seed", seed, strict=False, whole=True)
     if source.data in BUNDLED:
         return _bundled(source)
     path = Path(source.data)
@@ -122,10 +123,10 @@ def read(source: Source, seed: int = 0) -> Data:
     names = source.target
     if not names and source.data.endswith(".npz") and "y" in frame and len(frame.columns) > 1:
         names = ("y",)
-    _check_targets(source.data, names, list(frame.columns))
-    inputs = frame.drop(columns=list(names))
+    inputs = frame.drop(columns=list(names), errors="ignore")
     said = {"decimal": source.decimal, "thousands": source.thousands}
     try:
+        _check_targets(source.data, names, list(frame.columns))
         target = Target.fit(frame, names, source.task or "auto", **said)
     except DataError as error:  # all that is wrong with a file comes at once
         raise DataError(f"{error} {_problems(source, inputs)}".strip()) from error

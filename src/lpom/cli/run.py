@@ -37,6 +37,7 @@ from lpom.cli.folder import (
 )
 from lpom.cli.scores import baseline, scores
 from lpom.estimators import MLPClassifier, MLPRegressor
+from lpom.estimators.base import BaseMLP
 from lpom.exceptions import DataError, DivergenceError, ModelFileError, unknown_name
 from lpom.files import checksum, write_atomically
 from lpom.methods import Method
@@ -50,6 +51,8 @@ from lpom.training.history import History
 _PATIENCE = 10  # epochs without a lower held-out loss, at least, before training stops
 _FEW_ROWS = 8  # to try settings on
 _ENOUGH_TO_WATCH = 40  # rows; of fewer a tenth tells nothing
+_ENOUGH_TO_STOP = 500  # rows; of fewer a tenth is too few to choose an epoch by
+_OF_SMALL_TABLES = 1.0  # the penalty of these
 _KEPT_ROWS, _KEPT_COLUMNS = 2000, 100  # of the test rows, for the report
 OF_LOWEST_LOSS = "of the lowest held-out loss"  # which weights a run that stops early keeps
 
@@ -72,11 +75,11 @@ class Settings:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     loss: str = "auto"
-    alpha: float = MLPClassifier.alpha
+    alpha: float | None = None
     class_weight: str | Mapping[str, float] | None = None
     epochs: int | None = None
     batch_size: int | None = None
-    early_stopping: bool = True
+    early_stopping: bool | None = None
     seed: int = 0
     device: str = "auto"
     precision: str | None = None
@@ -108,6 +111,21 @@ class Settings:
             return self.hidden
         return (50,) if n < 500 else (100,) if n < 5000 else (300, 100)
 
+    def stops_early(self, n: int) -> bool:
+        """Whether training ends where the loss on held-out rows does."""
+        if self.early_stopping is None:
+            return n >= _ENOUGH_TO_STOP
+        return self.early_stopping and n >= _ENOUGH_TO_WATCH
+
+    def penalty(self, n: int) -> float:
+        """Of the weights: stronger where a small table is trained to the end."""
+        if self.alpha is not None:
+            return self.alpha
+        method = methods.get(self.method)
+        gradients = any(name.endswith("learning_rate") for name in method.get_params())
+        to_the_end = self.early_stopping is None and not self.stops_early(n)
+        return _OF_SMALL_TABLES if to_the_end and gradients else BaseMLP.alpha
+
     def estimator(self, target: Target, n: int) -> Estimator:
         """The estimator that a user of Python would make for ``n`` rows to train on."""
         batch, epochs = self.planned(n)
@@ -119,17 +137,16 @@ class Settings:
             output_activation=self.output_activation,
             method=self.method,
             loss=self.loss,
-            alpha=self.alpha,
+            alpha=self.penalty(n),
             batch_size="auto" if batch is None else batch,
             learning_rate_init=self.learning_rate,
             max_iter=epochs,
-            early_stopping=self.early_stopping and n >= _ENOUGH_TO_WATCH,
-            n_iter_no_change=max(_PATIENCE, epochs // 10) if self.early_stopping else epochs,
+            early_stopping=self.stops_early(n),
+            n_iter_no_change=max(_PATIENCE, epochs // 10) if self.stops_early(n) else epochs,
             random_state=self.seed,
             device=as_device(self.device),
             precision=self.precision,
             compile=self.compile,
-            diagnostics=True,  # for the report
         )
         if self.class_weight is not None:
             estimator.set_params(class_weight=_class_weight(self.class_weight, target))
@@ -367,6 +384,7 @@ def train(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="training was interrupted")  # the status says it
         warnings.filterwarnings("ignore", message="training ended after max_iter")  # likewise
+        warnings.filterwarnings("ignore", message="the held-out loss was lowest")  # a hint says it
         try:
             estimator.fit(inputs["train"], y, callbacks=callbacks, progress=progress)
         except DivergenceError as error:
@@ -393,12 +411,23 @@ def train(
         "weights": OF_LOWEST_LOSS if chosen else "as they were at the end",
         "metric": result.task.metric,
         "results": results,
-        "hints": [*data.target.hints, *data.encoder.hints_],
+        "hints": [*data.target.hints, *data.encoder.hints_, *_hints(result, chosen)],
         "timing": _timing(result, estimator.t_, started),
     }
     model = Pipeline([("table", data.encoder), ("network", estimator)])
     kept = _predictions(data, estimator, inputs["test"])
     return Run(model, data.target, result.history, planned(data, settings), metrics, kept)
+
+
+def _hints(result: Result, chosen: bool) -> list[str]:
+    """What to think of where the first epoch was the best."""
+    losses = result.history.column("validation_loss")
+    if not chosen or len(losses) < 3 or min(losses) < losses[0]:
+        return []
+    return [
+        "the held-out loss was lowest after the first epoch, so the weights are hardly trained: "
+        "the held-out rows may be few or have an outlier. Try --no-early-stopping."
+    ]
 
 
 def _encoded(encoder: TableEncoder, X: Any) -> Array:
@@ -441,7 +470,8 @@ def check_settings(data: Data, settings: Settings) -> None:
     """Raise now what training would raise of its settings: one step on a few rows."""
     X, y = data.train
     rows = np.unique(y, axis=0, return_index=True)[1][:_FEW_ROWS]
-    estimator = replace(settings, early_stopping=False).estimator(data.target, len(y))
+    plain = replace(settings, early_stopping=False)
+    estimator = plain.estimator(data.target, len(y))
     if data.target.task == "regression" or y.ndim > 1:
         rows = np.sort(rows)
     elif len(rows) < 2:

@@ -44,7 +44,7 @@ def results_table(run: Run) -> Table:
         table.add_column(column, justify="left" if column == "rows" else "right")
     for part, values in run.metrics["results"].items():
         score = values["score"]
-        shown = f"{score:.4f}" if metric == "r2" else f"{100 * score:.2f} %"
+        shown = written("R²" if metric == "r2" else metric, score)
         style = "bold" if part == "test" else None
         number = f"{run.settings['data']['rows'][part]:,}"
         table.add_row(part, number, f"{values['loss']:.4g}", shown, style=style)
@@ -86,7 +86,7 @@ def written(name: str, value: float) -> str:
     """A score with as many digits as make sense."""
     if name in _PERCENT:
         return f"{100 * value:.2f} %"
-    if name in ("AUC", "F1", "R²"):
+    if name in ("AUC", "F1", "R²") and abs(value) < 1e4:
         return f"{value:.4f}"
     return f"{value:,.0f}" if 1e3 <= abs(value) < 1e15 else f"{value:.4g}"
 

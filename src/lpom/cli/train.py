@@ -71,25 +71,26 @@ def train(
     ] = None,
     loss: options.LossName = "auto",
     alpha: Annotated[
-        float,
+        float | None,
         typer.Option(
             metavar="NUMBER",
-            help="Strength of the L2 penalty on weights.",
+            help="Strength of the L2 penalty on weights (else 0.1, and 1 below 500 rows).",
             rich_help_panel=TRAINING,
         ),
-    ] = Settings.alpha,
+    ] = None,
     class_weight: options.ClassWeight = None,
     epochs: options.AsNeeded = None,
     batch_size: options.AsNeeded = None,
     early_stopping: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--early-stopping/--no-early-stopping",
             help="Hold out a tenth of the training rows, stop when the loss on it stands still, "
-            "and keep the weights for which it was lowest.",
+            "and keep the weights for which it was lowest (else so from 500 rows on).",
+            show_default=False,
             rich_help_panel=TRAINING,
         ),
-    ] = True,
+    ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: Annotated[

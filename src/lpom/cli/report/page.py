@@ -127,7 +127,7 @@ def _sections(name: str, run: Run) -> str:
 
 
 def _curves(runs: Sequence[tuple[str, Run]]) -> str:
-    """Loss and score over epochs; of one run also the gap of every layer."""
+    """Loss and score over epochs."""
     metric = runs[0][1].metrics["metric"]
     plots = []
     for column, title in (("loss", "loss per sample"), ("score", _named(metric))):
@@ -140,14 +140,6 @@ def _curves(runs: Sequence[tuple[str, Run]]) -> str:
                 dashed = what == "training" and len(runs) > 1
                 series.append(Series(label, range(1, 1 + len(values)), values, colour, dashed))
         plots.append(lines(title, series, percent=column == "score" and metric != "r2"))
-    if len(runs) == 1:
-        history = runs[0][1].history
-        layers = history.by_layer("gaps")
-        gaps = [
-            Series(f"layer {k + 1}", range(1, 1 + len(values)), values, k % _COLOURS + 1)
-            for k, values in enumerate(layers)
-        ]
-        plots.append(lines("gap per sample", gaps))
     return f'<div class="plots">{"".join(plots)}</div>'
 
 
