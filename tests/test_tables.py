@@ -356,7 +356,7 @@ def test_one_typing_error_changes_nothing():
     plain, clipped = (Scaling.fit(x).inputs(x) for x in (width, typo))
     kept = np.arange(2000) != 7
     np.testing.assert_allclose(clipped[kept, 0], plain[kept, 0], atol=0.08)
-    assert np.abs(clipped).max() < 8
+    assert np.abs(clipped).max() < 15
 
 
 def test_a_number_has_a_curve_where_there_are_rows_enough():
@@ -401,18 +401,18 @@ def test_words_of_the_library_may_be_values():
 def test_texts_are_compared_by_what_they_share():
     rng = np.random.default_rng(0)
     towns, kinds_of = (
-        rng.choice(["Ulm", "Köln", "Bonn", "Jena"], 400),
-        rng.choice(["pub", "bar"], 400),
+        rng.choice(["Ulm", "Köln", "Bonn", "Jena"], 1200),
+        rng.choice(["pub", "bar"], 1200),
     )
     names = [f"{t}er {k} nr {n}" for n, (t, k) in enumerate(zip(towns, kinds_of, strict=True))]
-    frame = table_of(400, name=names)
+    frame = table_of(1200, name=names)
     y = np.where(kinds_of == "pub", 5.0, 0.0) + 3 * (towns == "Ulm")
     model = make_pipeline(TableEncoder(n_components=10), StandardScaler(), RidgeCV())
-    assert model.fit(frame[:300], y[:300]).score(frame[300:], y[300:]) > 0.9
+    assert model.fit(frame[:1000], y[:1000]).score(frame[1000:], y[1000:]) > 0.9
     encoder = model[0]
     assert len(encoder.inputs_of_["name"]) == 10
-    gaps = frame[300:].assign(name=None)
-    with pytest.warns(UserWarning, match="'name' has no value in 100 rows"):
+    gaps = frame[1000:].assign(name=None)
+    with pytest.warns(UserWarning, match="'name' has no value in 200 rows"):
         np.testing.assert_array_equal(
             encoder.transform(gaps)[:, 1 + len(encoder.inputs_of_["x"]) :], 0
         )

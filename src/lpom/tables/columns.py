@@ -238,7 +238,7 @@ class Worded(Column):
         texts = known_texts(values)
         places = {value: k for k, value in enumerate(self.values)}
         other, none = places.get(OTHER, -1), places.get(MISSING, -1)
-        one_hot = np.vstack([np.eye(len(self.values)), np.zeros(len(self.values))])
+        one_hot = np.eye(len(self.values) + 1, len(self.values), dtype=np.float32)
         codes = np.array([places.get(text, other) for text in texts.distinct], dtype=np.int64)
         parts = [one_hot[texts.spread(codes, none).astype(np.int64)]]
         if self.counts is not None:

@@ -43,7 +43,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         is wrong
     decimal, thousands, date_order : settle "29,477" and "03/04/2024" ("dmy" or "mdy")
     max_categories : most categories of one column that have inputs of their own
-    n_components : inputs of a column of texts
+    n_components : most inputs of a column of texts; one for each hundred rows, and four at least
     scale : False leaves numbers as they are: for pixels, say
 
     Attributes

@@ -15,6 +15,7 @@ from lpom.tables.values import Array
 _TAIL = 3.0  # values may lie so many times the central 98 % outside of these
 _ROWS_PER_KNOT = 100
 _KNOTS = 12  # of the curve of a number
+_ROWS_PER_PART, _FEWEST = 100, 4  # of the directions that texts are compared in
 _TOKEN = re.compile(r"\b[^\W\d_]{2,}\b")
 _SAMPLE = 5000  # texts that are looked at
 
@@ -111,7 +112,8 @@ class Pieces:
             found = vectorizer.fit_transform(texts)
         except ValueError:  # no n-gram comes twice
             return None
-        n_components = min(n_components, min(found.shape) - 1)
+        enough = max(_FEWEST, int(weights.sum()) // _ROWS_PER_PART)
+        n_components = min(n_components, enough, min(found.shape) - 1)
         if n_components < 1:
             return None
         svd = TruncatedSVD(n_components, random_state=0).fit(found)
