@@ -20,7 +20,10 @@ ROOMS = [
     {"activations", "losses", "penalties"},
     {"graph"},
     {"weights"},
-    {"attention", "audit", "bending", "recurrent", "rule", "stack", "states", "objectives"},
+    {
+        *("rule", "rows", "mode", "written", "bending", "audit", "attention", "spiking"),
+        *("recurrent", "stack", "states", "objectives"),
+    },
     {"methods"},
     {"parallel"},
     {"training", "lifting", "compacting"},
