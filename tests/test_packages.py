@@ -22,11 +22,11 @@ ROOMS = [
     {"weights"},
     {
         *("rule", "rows", "mode", "written", "bending", "audit", "attention", "spiking"),
-        *("recurrent", "stack", "states", "objectives"),
+        *("recurrent", "stack", "states", "objectives", "lifting"),
     },
     {"methods"},
     {"parallel"},
-    {"training", "lifting", "compacting"},
+    {"training", "compacting"},
     {"comparison"},
     {"diagnostics"},
     {"networks"},
