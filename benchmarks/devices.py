@@ -18,8 +18,6 @@ CC BY 4.0): their mean curves, with scatter drawn from their own readings, 2 to 
 from __future__ import annotations
 
 import argparse
-import gzip
-import lzma
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,6 +29,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lpom
+from data import load
+from data.svhn import read_part
 from lpom.activations import Elementwise, Table, from_function, get, measured
 from lpom.activations.curves import fit_curves
 
@@ -240,47 +240,35 @@ def accuracy(model: nn.Module, data: Any) -> float:
 
 
 class Data:
-    def __init__(self, folder: Path, digits: int, pictures: str = "mnist") -> None:
-        load = {"mnist": self._mnist, "svhn": self._svhn, "cifar": self._cifar}[pictures]
-        (x, y), (self_x, self_y) = load(folder)
-        mean = x.mean()
-        self.train = (torch.tensor(x - mean)[:digits], torch.tensor(y)[:digits])
-        self.test = (torch.tensor(self_x - mean), torch.tensor(self_y))
+    """Grey pictures of 28 x 28 around their mean grey: MNIST, or digits and CIFAR-10 cut to that.
 
-    @staticmethod
-    def _mnist(folder: Path) -> Any:
-        def part(name: str) -> Any:
-            images = gzip.open(folder / "mnist" / f"{name}-images-idx3-ubyte.gz").read()
-            labels = gzip.open(folder / "mnist" / f"{name}-labels-idx1-ubyte.gz").read()
-            x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 784)
-            y = np.frombuffer(labels, np.uint8, offset=8)
-            return x.astype(np.float32) / 255, y.astype(np.int64)
+    Of the house numbers the test digits alone are there of all classes: the first 20,000 of them,
+    in a fixed order, are trained on and the others tested with.
+    """
 
-        return part("train"), part("t10k")
+    def __init__(self, digits: int, pictures: str = "mnist") -> None:
+        if pictures == "svhn":
+            x, y = read_part("test")
+            order = np.random.default_rng(0).permutation(len(x))
+            parts = [(x[order[:20000]], y[order[:20000]]), (x[order[20000:]], y[order[20000:]])]
+        else:
+            loaded = load(pictures)
+            parts = [(loaded.x_train, loaded.y_train), (loaded.x_test, loaded.y_test)]
+        greys = [_grey(x) for x, _ in parts]
+        mean = greys[0].mean()
+        self.nominal: Callable[[Tensor], Tensor] = torch.tanh
+        self.train, self.test = (
+            (torch.tensor(grey - mean), torch.tensor(y))
+            for grey, (_, y) in zip(greys, parts, strict=True)
+        )
+        self.train = self.train[0][:digits], self.train[1][:digits]
 
-    @staticmethod
-    def _svhn(folder: Path) -> Any:
-        """The test digits alone are there of all classes: 20,000 to train on, 6,032 held out."""
-        x = np.load(lzma.open(folder / "svhn" / "test_images.npy.xz"))
-        y = np.load(folder / "svhn" / "test_labels.npy").astype(np.int64)
-        grey = x[:, 2:30, 2:30].astype(np.float32).mean(-1).reshape(len(x), -1) / 255
-        order = np.random.default_rng(0).permutation(len(x))
-        grey, y = grey[order], y[order]
-        return (grey[:20000], y[:20000]), (grey[20000:], y[20000:])
 
-    @staticmethod
-    def _cifar(folder: Path) -> Any:
-        def part(files: list[str]) -> Any:
-            raw = np.concatenate(
-                [
-                    np.fromfile(folder / "cifar-10-batches-bin" / f"{name}.bin", np.uint8)
-                    for name in files
-                ]
-            ).reshape(-1, 3073)
-            x = raw[:, 1:].reshape(-1, 3, 32, 32)[:, :, 2:30, 2:30].astype(np.float32).mean(1)
-            return x.reshape(len(x), -1) / 255, raw[:, 0].astype(np.int64)
-
-        return part([f"data_batch_{k}" for k in range(1, 6)]), part(["test_batch"])
+def _grey(x: np.ndarray) -> np.ndarray:
+    if x.size == len(x) * 784:
+        return x.reshape(-1, 784).astype(np.float32)
+    grey = x.reshape(-1, 32, 32, 3).astype(np.float32).mean(-1)[:, 2:30, 2:30]
+    return grey.reshape(-1, 784) / (255 if grey.max() > 2 else 1)
 
 
 # The tables
@@ -332,6 +320,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="*", help="these alone")
     parser.add_argument("--picture", type=Path, help="draw the table of noise here")
     options = parser.parse_args()
+    os.environ["LPOM_DATA"] = str(options.data)
     options.data = Path(options.data)
     tables = {
         "one": one,
@@ -360,10 +349,10 @@ def _optical_layers(options: Any, n: int, spread: bool, drifts: float = 0.0) -> 
 
 
 def _data(options: Any) -> Data:
-    data = Data(options.data, options.digits)
+    data = Data(options.digits)
     z, x = readings(options.data)
     knots, values, _ = fit_curves(z.reshape(-1, 1), x.reshape(-1, 1), cells=40)
-    data.nominal = Table(tuple(knots), tuple(values[0])).phi  # type: ignore[attr-defined]
+    data.nominal = Table(tuple(knots), tuple(values[0])).phi
     return data
 
 
@@ -426,7 +415,7 @@ def later(options: Any) -> None:
 
 def waves(options: Any) -> None:
     data = _data(options)
-    data.nominal = lambda z: 2 * torch.sin(1.2 * z) ** 2 - 1  # type: ignore[attr-defined]
+    data.nominal = lambda z: 2 * torch.sin(1.2 * z) ** 2 - 1
     for n in (1, 3):
 
         def make(seed: int, n: int = n) -> list[Device]:
@@ -448,7 +437,7 @@ def waves(options: Any) -> None:
 
 def smooth(options: Any) -> None:
     """Functions that are not monotone, by their values alone, in 784-300-100-10."""
-    data = Data(options.data, options.digits)
+    data = Data(options.digits)
     shapes = {"gaussian": get("gaussian").phi, "sine": torch.sin, "gelu": F.gelu}
     print("\n784-300-100-10, Adam with the derivative; by values alone")
     for name, shape in shapes.items():
@@ -497,8 +486,8 @@ def windows(options: Any) -> None:
     """The default for jumps beside fixed windows, in 784-300-100-10."""
     widths = [0.5, 1.0, 2.0, 4.0]
     print(f"\n784-300-100-10; the default, then windows of {widths}")
-    for pictures in ("mnist", "svhn", "cifar"):
-        data = Data(options.data, options.digits, pictures)
+    for pictures in ("mnist", "svhn", "cifar-10"):
+        data = Data(options.digits, pictures)
         for name in ("step", "sign"):
             row = []
             for width in [None, *widths]:
