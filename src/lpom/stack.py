@@ -138,8 +138,8 @@ def _spread(z: Tensor) -> float | Tensor:
         return spread(z)
     sample = z.reshape(-1)[:: (n // SAMPLE) | 1] if n > SAMPLE else z.reshape(-1)
     n, mean = len(sample), sample.mean().item()
-    variance = (torch.dot(sample, sample).item() - n * mean**2) / (n - 1)
-    if not variance > 1e-3 * mean**2:  # else the difference keeps enough of its digits
+    variance = (torch.dot(sample, sample).item() - n * mean * mean) / (n - 1)
+    if not variance > 1e-3 * mean * mean:  # else the difference keeps enough of its digits
         return spread(z)
     deviation, info = math.sqrt(variance), torch.finfo(z.dtype)
     rounding = 1e4 * info.eps * math.hypot(deviation, mean) + info.tiny**0.25
