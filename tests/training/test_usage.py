@@ -50,11 +50,11 @@ def test_hooks_on_gradients_are_not_passed_over():
         lpom.fit(model, X, Y, epochs=1, method=lpom.LPOM(mu=20.0))
     stack = lpom.mlp([6, 5, 3], seed=0)
     stack[0].weight.register_hook(lambda gradient: 0 * gradient)
-    for net in (model, stack):
+    for each in (model, stack):
         for method in ("adam", "lpom"):
-            before = net[0].weight.clone()
-            lpom.fit(net, X, Y, method=method, epochs=1, seed=0)
-            assert torch.equal(net[0].weight, before)
+            before = each[0].weight.clone()
+            lpom.fit(each, X, Y, method=method, epochs=1, seed=0)
+            assert torch.equal(each[0].weight, before)
 
 
 @pytest.mark.parametrize("yes", [True, np.bool_(True), torch.tensor(True)])
