@@ -8,8 +8,8 @@
     python benchmarks/speed.py exact                 # the exact weight step, and eq. 35
     python benchmarks/speed.py accuracy              # seconds to an accuracy on MNIST
 
-The table is printed; with ``--keep`` it is also put into ``results/speed.jsonl`` in place of the
-one of the same command, and ``python benchmarks/paper.py --pages`` makes docs/performance.md of it.
+The table is printed; with ``--keep`` its cases are also put into the table of that part in
+``results/speed.jsonl``, of which ``python benchmarks/paper.py --pages`` makes a page.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import argparse
 import copy
 import json
 import math
-import shlex
 import statistics
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -397,8 +395,7 @@ def main() -> None:
         "exact": lambda: exact(**rounds),
         "accuracy": accuracy,
     }
-    words = [word for word in sys.argv[1:] if word != "--keep"]
-    command = f"python benchmarks/speed.py {shlex.join(words)}"
+    command = f"python benchmarks/speed.py {given.part}"
     about = {"part": given.part, "command": command, "clock": clock_name(), **machine()}
     about["rows"] = parts_by_name[given.part]()
     print(pages.costs(about))
@@ -407,11 +404,17 @@ def main() -> None:
 
 
 def keep(store: Store, about: Record) -> None:
-    """Put a table into the file, in place of that of the same command."""
-    others = [record for record in store if record["command"] != about["command"]]
+    """Put a table into the file: beside other cases measured with the same, else in their place."""
+    others = [record for record in store if record["part"] != about["part"]]
+    for before in store.select(**{name: about[name] for name in _SAME}):
+        cases = {row["case"] for row in about["rows"]}
+        about["rows"] = [r for r in before["rows"] if r["case"] not in cases] + about["rows"]
     lines = [json.dumps(record, sort_keys=True) for record in others]
     write_atomically(store.path, "".join(f"{text}\n" for text in lines).encode())
     store.add(about)
+
+
+_SAME = ("part", "made", "processor", "threads", "date")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 import cosine
 import lpom
 import measuring
+import ranks
 import speed
 from lpom.graph import trace
 from lpom.weights.blocks import Use, blocks
@@ -123,11 +124,20 @@ def test_other_parts_run() -> None:
         assert rows and all(row["amount"] > 0 for row in rows)
 
 
-def test_a_table_is_kept_in_place_of_the_one_of_the_same_command(folder: Path) -> None:
+def test_cases_are_kept_beside_others_of_the_same_day(folder: Path) -> None:
     store = Store(folder / "speed.jsonl")
-    for command, value in (("a", 1), ("b", 2), ("a", 3)):
-        speed.keep(store, {"command": command, "value": value})
-    assert [(r["command"], r["value"]) for r in store] == [("b", 2), ("a", 3)]
+    where = {"made": "lpom", "processor": "p", "threads": 1}
+    for part, date, case, amount in (
+        ("step", "1", "a", 1),
+        ("step", "2", "a", 2),
+        ("memory", "2", "a", 3),
+        ("step", "2", "b", 4),
+        ("step", "2", "a", 5),
+    ):
+        rows = [{"case": case, "amount": amount}]
+        speed.keep(store, {"part": part, "date": date, "rows": rows, **where})
+    found = {r["part"]: [row["amount"] for row in r["rows"]] for r in store}
+    assert found == {"memory": [3], "step": [4, 5]}
 
 
 def test_the_two_steps_meet_as_mu_grows() -> None:
@@ -137,3 +147,9 @@ def test_the_two_steps_meet_as_mu_grows() -> None:
     model = lpom.mlp(cosine.SIZES, "tanh", seed=0, dtype=torch.float64)
     cosines = [cosine.cosine(model, X, y, mu) for mu in (1.0, 20.0, 1e4)]
     assert cosines == sorted(cosines) and cosines[-1] > 1 - 1e-8
+
+
+def test_two_processes_take_their_turns() -> None:
+    times = ranks.measure([6, 8, 8, 3], 40, 1)
+    assert times.keys() == ranks.WAYS.keys()
+    assert all(len(taken) == 1 and taken[0] > 0 for taken in times.values())
