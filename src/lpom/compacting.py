@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +50,12 @@ class Report:
     ranks: dict[str, int]  # of the layers that were split in two
 
     def __str__(self) -> str:
-        def line(what: str, a: int | None, b: int | None) -> str:
-            if a is None or b is None:
-                return f"{what}: not known without an example"
-            return f"{what}: {a:,} -> {b:,} ({b / max(a, 1):.1%})"
-
-        lines = [
-            line("weights", self.before.weights, self.after.weights),
-            line("bytes", self.before.bytes, self.after.bytes),
-            line("multiplications", self.before.multiplications, self.after.multiplications),
-        ]
+        lines = []
+        for what in ("weights", "bytes", "multiplications"):
+            a, b = getattr(self.before, what), getattr(self.after, what)
+            known = a is not None and b is not None
+            text = f"{a:,} -> {b:,} ({b / max(a, 1):.1%})" if known else "not known"
+            lines.append(f"{what}: {text}")
         lines += [f"{name}: {n} units removed" for name, n in self.removed.items()]
         lines += [f"{name}: split at rank {rank}" for name, rank in self.ranks.items()]
         return "\n".join(lines)
@@ -94,29 +92,27 @@ def compact(model: nn.Module, example: Tensor | None = None) -> tuple[nn.Module,
             "are plain again after prune.remove(layer, 'weight')."
         ) from error
     names = {module: name for name, module in made.named_modules()}
-    shared = {p for p, n in _uses(made).items() if n > 1}
+    uses = Counter(p for _, p in made.named_parameters(remove_duplicate=False))
+    shared = {p for p, n in uses.items() if n > 1}
     removed: dict[str, int] = {}
     sequences = [module for module in made.modules() if isinstance(module, nn.Sequential)]
-    changed = True
-    while changed:  # what goes may leave others with nothing above them
-        changed = False
+    before = -1
+    while before != sum(removed.values()):  # what goes may leave others with nothing above them
+        before = sum(removed.values())
         for sequence in sequences:
             for below, between, above in _pairs(sequence, shared):
-                gone = _remove(below, between, above)
-                if gone:
-                    removed[names[below]] = removed.get(names[below], 0) + gone
-                    changed = True
+                if count := _remove(below, between, above):
+                    removed[names[below]] = removed.get(names[below], 0) + count
     ranks: dict[str, int] = {}
     for name, module in list(made.named_modules()):
         owner_name, _, last = name.rpartition(".")
         owner = made.get_submodule(owner_name)
-        if type(module) is not nn.Linear or not _is_plain(module) or not _calls(owner):
+        plain = type(module) is nn.Linear and _is_plain(module) and _calls(owner)
+        if not plain or shared.intersection(module.parameters()):
             continue
-        if not shared.intersection(module.parameters()):
-            found = _split(module)
-            if found is None:
-                continue
-            split, ranks[name] = found
+        assert isinstance(module, nn.Linear)
+        if (split := _split(module)) is not None:
+            ranks[name] = split[0].out_features  # type: ignore[assignment]
             if name:
                 setattr(owner, last, split)
             else:
@@ -167,32 +163,20 @@ def size(model: nn.Module, example: Tensor | None = None) -> Size:
 def _multiplications(model: nn.Module, example: Tensor | None) -> int | None:
     layers = [module for module in model.modules() if isinstance(module, _Layer)]
     if example is None:
-        if any(isinstance(layer, nn.Conv2d) for layer in layers):
-            return None
-        return sum(layer.weight.numel() for layer in layers)
-    found: list[int] = []
+        known = not any(isinstance(layer, nn.Conv2d) for layer in layers)
+        return sum(layer.weight.numel() for layer in layers) if known else None
+    counts: list[int] = []
 
     def count(layer: nn.Module, _: object, output: Tensor) -> None:
         assert isinstance(layer, _Layer)
         places = output.numel() // len(output) // layer.weight.shape[0]
-        found.append(places * layer.weight.numel())
+        counts.append(places * layer.weight.numel())
 
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    try:
-        with evaluating(model):
-            model(example[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(found)
-
-
-def _uses(model: nn.Module) -> dict[nn.Parameter, int]:
-    """How often each weight is named in a model, the same layer under two names counting twice."""
-    counts: dict[nn.Parameter, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        counts[parameter] = counts.get(parameter, 0) + 1
-    return counts
+    with ExitStack() as hooks, evaluating(model):
+        for layer in layers:
+            hooks.callback(layer.register_forward_hook(count).remove)
+        model(example[:1])
+    return sum(counts)
 
 
 def _pairs(
@@ -324,7 +308,7 @@ def _set_sizes(layer: _Layer) -> None:
         layer.out_channels, layer.in_channels = outputs, inputs
 
 
-def _split(layer: nn.Linear) -> tuple[nn.Sequential, int] | None:
+def _split(layer: nn.Linear) -> nn.Sequential | None:
     """Two layers in place of one of low rank, if they hold fewer weights than it has."""
     W = layer.weight
     U, S, V = torch.linalg.svd(W.double(), full_matrices=False)
@@ -340,4 +324,4 @@ def _split(layer: nn.Linear) -> tuple[nn.Sequential, int] | None:
     upper.weight.copy_(U[:, :rank] * root)
     if layer.bias is not None:
         upper.bias.copy_(layer.bias)
-    return nn.Sequential(lower, upper).train(layer.training), rank
+    return nn.Sequential(lower, upper).train(layer.training)
