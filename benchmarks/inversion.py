@@ -50,7 +50,7 @@ def error(x: Tensor, u: Tensor) -> float:
 
 
 def by_squared_loss(
-    model: nn.Module, y: Tensor, start: Tensor, optimiser: str, steps: int = 3000
+    model: nn.Module, y: Tensor, start: Tensor, optimiser: str, steps: int = 1500
 ) -> Tensor:
     """Back-propagation to the input, through derivatives that may be zero."""
     x = start.clone().requires_grad_()
@@ -88,7 +88,7 @@ def relu(seed: int, ratio: float = 2.5, rivals: bool = True) -> dict[str, float]
     y = model(u)
     ways = {"gap": lpom.invert(model, y, tol=1e-9, max_iter=5000).x}
     for optimiser in ("Adam", "L-BFGS") if rivals else ("Adam",):
-        steps = 3000 if rivals else 1000
+        steps = 3000 if rivals else 500
         ways[f"squared loss, {optimiser}"] = by_squared_loss(model, y, start, optimiser, steps)
     return {name: error(x, u) for name, x in ways.items()}
 
@@ -100,7 +100,7 @@ def clip(seed: int, ratio: float = 3.0, rivals: bool = True) -> dict[str, float]
     y = model(u)
     inside = y[0].abs() < limit
     ways = {"gap": lpom.invert(model, y, tol=1e-9, max_iter=5000).x}
-    steps = 3000 if rivals else 1000
+    steps = 1500 if rivals else 500
     ways["squared loss, Adam"] = by_squared_loss(model, y, start, "Adam", steps)
     unsaturated = torch.linalg.lstsq(W[inside], y[0, inside, None], driver="gelsd").solution.T
     ways["least squares, unsaturated rows"] = unsaturated
@@ -118,10 +118,10 @@ def two_bits(seed: int, ratio: float = 16.0, rivals: bool = True) -> dict[str, f
     activation, bias = quantiser(math.sqrt(N))
     model = layer(W, activation, bias)
     y = model(u)
-    ways = {"gap": lpom.invert(model, y, tol=1e-7, max_iter=3000).x}
+    ways = {"gap": lpom.invert(model, y, tol=1e-6, max_iter=1000).x}
     ways["least squares"] = torch.linalg.lstsq(W, (y - bias).T).solution.T
     x, rate = torch.zeros_like(u), 1 / float(torch.linalg.matrix_norm(W, 2)) ** 2
-    steps = 1000 if rivals else 300
+    steps = 300
     for k in range(steps):  # the squared loss, its jumps passed over; a rate that falls
         x = x - rate * (1 - k / steps) * (model(x) - y) @ W
     ways["straight-through"] = x
@@ -135,11 +135,11 @@ def one_bit(seed: int, ratio: float = 10.0, n: int = 200, count: int = 10) -> di
     u = u / u.norm()
     y, keep = layer(W, get("sign"))(u), Sparse(count)
     x, step = torch.zeros_like(u), torch.ones(1)
-    for _ in range(500):
+    for _ in range(200):
         x = keep.prox(x + (y - torch.sign(x @ W.T)) @ W / (2 * len(W)), step)
     kept = x[0] != 0
     on_support = layer(W[:, kept], get("sign"))
-    best = lpom.invert(on_support, y, prior=Gaussian(1e-2), max_iter=3000)
+    best = lpom.invert(on_support, y, prior=Gaussian(1e-2), max_iter=1000)
     ours = torch.zeros_like(x)
     ours[:, kept] = best.x
     ways = {"gap, on BIHT's support": ours, "BIHT": x, "matched filter": keep.prox(y @ W, step)}
