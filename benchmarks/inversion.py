@@ -58,8 +58,8 @@ def by_squared_loss(
 
     def loss() -> Tensor:
         kind.zero_grad()
-        value = ((model(x) - y) ** 2).sum() / 2
-        value.backward()  # type: ignore[no-untyped-call]
+        value: Tensor = ((model(x) - y) ** 2).sum() / 2
+        value.backward()
         return value
 
     kind: torch.optim.Optimizer
@@ -177,7 +177,7 @@ def pictures(trials: int, size: int = 32, ratio: float = 2.0) -> dict[str, list[
 
 def pieces(count: int, size: int) -> Tensor:
     """Pieces of pictures, made smaller by four, as rows of numbers from 0 to 1."""
-    from skimage import color, data, transform
+    from skimage import color, data
 
     found = []
     for k in range(count):
@@ -187,7 +187,7 @@ def pieces(count: int, size: int) -> Tensor:
         place = np.random.default_rng(k)
         top, left = (place.integers(0, s - 4 * size + 1) for s in gray.shape)
         part = gray[top : top + 4 * size, left : left + 4 * size]
-        found.append(transform.downscale_local_mean(part, (4, 4)).ravel())
+        found.append(part.reshape(size, 4, size, 4).mean((1, 3)).ravel())
     return torch.tensor(np.array(found), dtype=torch.float32)
 
 
@@ -245,9 +245,9 @@ def transition(trials: int, out: Path) -> None:
     for axis, (title, run, ratios) in zip(axes, rows, strict=True):
         results = {r: [run(seed, r, False) for seed in range(trials)] for r in ratios}
         exact = run is not two_bits
-        for way in results[ratios[0]]:
-            errors = {r: np.array([trial[way] for trial in results[r]]) for r in ratios}
-            values = [(errors[r] < EXACT).mean() if exact else errors[r].mean() for r in ratios]
+        for way in results[ratios[0]][0]:
+            errors = np.array([[trial[way] for trial in results[r]] for r in ratios])
+            values = (errors < EXACT).mean(1) if exact else errors.mean(1)
             axis.plot(ratios, values, "o-", label=way)
         axis.set(title=title, xlabel="m / n", ylabel="exact" if exact else "relative error")
         axis.legend(fontsize=7)
