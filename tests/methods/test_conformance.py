@@ -384,7 +384,7 @@ def variables(run):
 
 def settled(run):
     found = run.method.settle(run.problem, run.batch, run.state)
-    return found if isinstance(found, list) else [x.detach() for x in found[0].X]
+    return found if isinstance(found, list) else [x.detach() for x in found.X]
 
 
 def residuals(run, case):

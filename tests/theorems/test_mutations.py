@@ -72,12 +72,12 @@ MUTANTS = {
     "a moved state that leaves those above it feed-forward": Mutant(
         "if value is not None and self.P[node.index] is None:",
         "if value is None:",
-        "test_safe_step.py::test_no_sweep_raises_F[skips]",
+        "../test_states.py::test_moving_a_state_makes_those_above_it_disagree",
     ),
     "gradients of several uses that replace each other": Mutant(
         "gradient if parameter.grad is None else parameter.grad + gradient",
         "gradient",
-        "test_kkt.py::test_weight_gradients_are_autograd_s[shared]",
+        "test_transcription.py::test_one_interleaved_sweep_is_autograd_with_another_rule[shared]",
     ),
     "gradient without mu": Mutant(
         "{p: self.mu[node.index] * g for p, g in pairs if g is not None}",
