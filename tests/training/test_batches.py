@@ -176,7 +176,7 @@ def sentences():
     return rows
 
 
-@pytest.mark.parametrize("method", ["adam"])
+@pytest.mark.parametrize("method", ["adam", "lpom"])
 def test_a_model_of_transformers_trains_on_its_dictionaries(tiny, method, tmp_path):
     from copy import deepcopy
 

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 import lpom
 
 LENGTHS = (6, 2, 4, 5)
-METHOD = lpom.LPOM(weights={"adaptive": {"optimizer": "sgd", "learning_rate": 0.5}})
+METHOD = lpom.LPOM(mu=20.0, weights={"adaptive": {"optimizer": "sgd", "learning_rate": 0.5}})
 
 
 class Tagger(nn.Module):

@@ -262,7 +262,9 @@ def test_the_objective_is_that_of_the_first_rows(blobs):
     assert len(set(history.column("objective"))) == 1
 
 
-@pytest.mark.parametrize("method", [LPOM(), LPOM(states=Sweeps(max_sweeps=3)), MAC(), "lifted"], ids=str)
+@pytest.mark.parametrize(
+    "method", [LPOM(), LPOM(states=Sweeps(max_sweeps=3)), MAC(), "lifted"], ids=str
+)
 def test_the_objective_depends_on_weights_and_probe_alone(method, blobs):
     """The same weights after another last batch: the same objective, and the weights stay."""
     X, y = blobs
