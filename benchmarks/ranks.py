@@ -3,8 +3,8 @@
     python benchmarks/ranks.py [--sizes 784,1024,1024,1024,1024,10] [--rounds 5] [--keep]
 
 Consecutive layers on each process, rows on each process, and one process alone take turns in one
-run; a ratio is how many times as fast it is. Each process has one thread. On a machine that does other
-work too the ratios say little.
+run; a ratio is how many times as fast it is. Each process has one thread. On a machine that does
+other work too the ratios say little.
 """
 
 from __future__ import annotations

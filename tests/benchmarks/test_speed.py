@@ -150,6 +150,6 @@ def test_the_two_steps_meet_as_mu_grows() -> None:
 
 
 def test_two_processes_take_their_turns() -> None:
-    times = ranks.measure([6, 8, 8, 3], 40, 1)
+    times = ranks.measure([6, 8, 8, 3], 200, 1)
     assert times.keys() == ranks.WAYS.keys()
     assert all(len(taken) == 1 and taken[0] > 0 for taken in times.values())
