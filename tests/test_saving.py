@@ -601,7 +601,7 @@ def test_modules_that_can_not_be(saved, keys, value):
         {"activation": ["evil", {}]},
         {"method": ["lpom", {"nothing": 1}]},
         {"number": "nothing"},
-        {"list": ["O", [1]]},
+        *({"list": [dtype, [1]]} for dtype in ("O", "|O", "<f8", None)),
         {"random": [1, 2]},
         {"two": 1, "keys": 2},
     ],
@@ -610,6 +610,11 @@ def test_objects_that_are_never_made(saved, tree):
     rewrite(saved, object=tree, stored={})
     with pytest.raises(ModelFileError):
         lpom.load(saved)
+
+
+def test_texts_take_no_more_than_they_need(saved):
+    rewrite(saved, object={"list": ["<U999999999", ["a"]]}, stored={})
+    assert lpom.load(saved).nbytes == 4
 
 
 def test_nan_is_not_saved_in_a_network(saved):

@@ -293,8 +293,8 @@ def decode(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[inner].numpy()
         case "scalar":
             return decode(inner, tensors)[()]
-        case "list" if np.dtype(inner[0]).kind in "uU":
-            return np.array(inner[1], dtype=inner[0])
+        case "list" if str(inner[0])[1:2] in ("u", "U"):  # texts as wide as the widest: no wider
+            return np.array(inner[1], dtype=str if "U" in inner[0] else inner[0])
         case "times":
             return np.array(inner[1], dtype=np.int64).astype(inner[0])
         case "objects":
