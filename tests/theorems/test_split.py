@@ -31,7 +31,7 @@ def drawn(data: st.DataObject, kind: str, acts=MIXED, **options) -> Case:
     options = {"acts": acts, "scale": moderate, "mu": st.floats(0.5, 3.0), **options}
     one = cases(layers=(2, 4), **options) if kind == "chain" else graphs(kind, **options)
     case = data.draw(one)
-    case.mu += [2.0] * (len(case.graph) + 1 - len(case.mu))  # of the states that a split adds
+    case.mu.extend([2.0] * (len(case.graph) + 1 - len(case.mu)))  # of the states a split adds
     return case
 
 
