@@ -9,7 +9,7 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 
-def fit_curves(z: Array, x: Array, cells: int = 48) -> tuple[Array, Array, Array]:
+def fit_curves(z: Array, x: Array, cells: int = 96) -> tuple[Array, Array, Array]:
     """Knots, values at them, (units, knots), and of each unit whether it is monotone.
 
     Parameters
@@ -30,23 +30,28 @@ def _curve(z: Array, x: Array, knots: Array) -> tuple[Array, bool]:
     from scipy.interpolate import make_smoothing_spline
     from sklearn.isotonic import IsotonicRegression
 
-    ends = _ends(z, min(len(knots), len(z) // 4 + 2))
+    centre, mean, count, scatter = _means(z, x, len(knots) // 2)
+    rises = bool((count * (centre - centre.mean()) * (mean - mean.mean())).sum() >= 0)
+    isotonic = IsotonicRegression(increasing=rises).fit(centre, mean, count).predict(centre)
+    missed = (count * (mean - isotonic) ** 2).sum()
+    if missed <= 2 * scatter * len(count) + 1e-6 * np.ptp(mean) ** 2 or len(count) < 5:
+        return np.interp(knots, centre, isotonic), True
+    centre, mean, count, _ = _means(z, x, len(knots))  # what turns back needs more of them
+    spline = make_smoothing_spline(centre, mean, count)
+    return spline(np.clip(knots, centre[0], centre[-1])), False
+
+
+def _means(z: Array, x: Array, cells: int) -> tuple[Array, Array, Array, float]:
+    """Mean inputs, mean readings and how many, of each cell; and the scatter within cells."""
+    ends = _ends(z, min(cells, len(z) // 8 + 2))
     cell = np.clip(np.searchsorted(ends, z, side="right") - 1, 0, len(ends) - 2)
     count = np.bincount(cell, minlength=len(ends) - 1)
     used = count > 0
     count = count[used]
-    centre = np.bincount(cell, z, minlength=len(ends) - 1)[used] / count
-    mean = np.bincount(cell, x, minlength=len(ends) - 1)[used] / count
-    square = np.bincount(cell, x**2, minlength=len(ends) - 1)[used] / count
+    sums = (np.bincount(cell, value, len(ends) - 1)[used] for value in (z, x, x**2))
+    centre, mean, square = (total / count for total in sums)
     scatter = np.maximum(square - mean**2, 0).sum() / max(len(count), 1)
-    rises = bool((count * (centre - centre.mean()) * (mean - mean.mean())).sum() >= 0)
-    isotonic = IsotonicRegression(increasing=rises).fit(centre, mean, count).predict(centre)
-    missed = (count * (mean - isotonic) ** 2).sum()
-    monotone = bool(missed <= 2 * scatter * len(count) + 1e-6 * np.ptp(mean) ** 2)
-    if monotone or len(count) < 5:
-        return np.interp(knots, centre, isotonic), monotone
-    spline = make_smoothing_spline(centre, mean, count)
-    return spline(np.clip(knots, centre[0], centre[-1])), monotone
+    return centre, mean, count, float(scatter)
 
 
 def _ends(z: Array, cells: int) -> Array:

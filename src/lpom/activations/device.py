@@ -72,7 +72,8 @@ class Measured(Activation):
     A two-sided answer has the noise :math:`\sigma / (\sqrt 2 d)` and the bias
     :math:`d^2 \phi''' / 6`, whose squares together are least at :math:`d \sim \sigma^{1/3}`. In
     units of the spreads of z and x "auto" takes
-    :math:`d = s_z (\sigma / s_x)^{1/3}`, at least 0.01 and at most one.
+    :math:`d = s_z (4 \sigma / s_x)^{1/3}`, at least 0.01 and at most 1.5; the 4 was chosen on held
+    devices with noise of 3.6 and 10 % of their range, where 1 to 8 are nearly as good.
 
     Examples
     --------
@@ -178,7 +179,7 @@ class Measured(Activation):
     # How the rule reads it
 
     def displacement(self, z: Tensor, x: Tensor) -> Tensor:
-        """By unit: larger with the noise, never above one nor above the spread of ``z``."""
+        """By unit: larger with the noise, never above 1.5 nor 1.5 times the spread of ``z``."""
         if self._measures_noise and self._answers % _CHECK == 0:
             self._look_at_noise(z, x)
         self._answers += 1
@@ -207,7 +208,7 @@ class Measured(Activation):
             z, _ = self.pairs()
             self._first = self.calibrate(), z.amin(0), z.amax(0)
         drift = float(self.drift().max())
-        if drift > self._drift + 0.1:
+        if drift > self._drift + 0.15:  # less may be how curves are fitted
             self._drift = drift
             warn(
                 f"the device {self.name!r} has drifted by {drift:.0%} of its range since training "

@@ -171,15 +171,15 @@ def from_table(z: Any, values: Any, *, noise: float = 0.0, dim: int = -1) -> Act
 
 
 def noisy_displacement(z: Tensor, x: Tensor, noise: Tensor, dim: int) -> Tensor:
-    r""":math:`s_z (\sigma / s_x)^{1/3}`, at least 0.01 and at most 1 in units of z's spread.
+    r""":math:`s_z (4 \sigma / s_x)^{1/3}`, at least 0.01 and at most 1.5 in units of z's spread.
 
     There the noise of a difference and its bias together are least, see `measured`. It is never
-    above 1 in the units of the function's own argument.
+    above 1.5 in the units of the function's own argument.
     """
     units = z.shape[dim] if noise.numel() > 1 else 1
     rows = x.movedim(dim, -1).reshape(-1, units)
-    share = noise.to(x) / rows.std(0, correction=0).clamp(min=1e-30)
-    size = share.pow(1 / 3).clamp(0.01, 1) * bounded_spread(z)
+    share = 4 * noise.to(x) / rows.std(0, correction=0).clamp(min=1e-30)
+    size = share.pow(1 / 3).clamp(0.01, 1.5) * bounded_spread(z)
     return size if units == 1 else size.reshape(-1, *[1] * (z.ndim - 1 - dim % z.ndim))
 
 
