@@ -7,7 +7,7 @@ from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from lpom.exceptions import unknown_name
 
@@ -44,6 +44,7 @@ def build(
         )
     name = given.lower().replace("_", separator).replace("-", separator)
     name = (aliases or {}).get(name, name)
+    made: Any
     if ":" in given:
         made = _imported(kind, base, given)
     elif name in table:
@@ -54,13 +55,13 @@ def build(
         raise ValueError(
             unknown_name(kind, given, [*table, *(outside(group) if group else ())]) + hint
         )
-    known = [field.name for field in fields(made)]  # type: ignore[arg-type]
+    known = [field.name for field in fields(made)]
     if extra := sorted(set(params) - set(known)):
         raise ValueError(
             f"{kind} {name!r} has no setting {', '.join(map(repr, extra))}; "
             f"it has {', '.join(known) or 'none'}."
         )
-    return made(**params)
+    return cast(T, made(**params))
 
 
 @cache

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import lpom
 from lpom.cli import loaded
@@ -64,7 +64,22 @@ _COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
-class _Group(TyperGroup):
+class _Flags:
+    """Help that shows no type beside a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Group(_Flags, TyperGroup):
     """Loads and runs a sub-command; a mistake of the user becomes a line and exit code 2."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -104,7 +119,7 @@ def _loaded(name: str) -> Any:
     module, _, attribute = _COMMANDS[name][0].partition(":")
     command = getattr(import_module(f"lpom.cli.{module}"), attribute)
     alone = typer.Typer(add_completion=False)
-    alone.command(name, help=_paragraphs(command))(command)
+    alone.command(name, cls=_Command, help=_paragraphs(command))(command)
     return typer.main.get_command(alone)
 
 

@@ -121,10 +121,10 @@ class Settings:
         """Of the weights: stronger where a small table is trained to the end."""
         if self.alpha is not None:
             return self.alpha
-        method = methods.get(self.method)
+        method = methods.get(self.method).with_params(**self.method_settings)
         gradients = any(name.endswith("learning_rate") for name in method.get_params())
         to_the_end = self.early_stopping is None and not self.stops_early(n)
-        return _OF_SMALL_TABLES if to_the_end and gradients else BaseMLP.alpha
+        return _OF_SMALL_TABLES if to_the_end and gradients else float(BaseMLP.alpha)
 
     def estimator(self, target: Target, n: int) -> Estimator:
         """The estimator that a user of Python would make for ``n`` rows to train on."""
