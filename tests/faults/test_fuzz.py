@@ -471,7 +471,7 @@ words = st.one_of(
     st.sampled_from(
         "train predict info report compare bench methods activations networks --help table.csv run "
         "--target y --epochs 1 --hidden 3 --seed -1 --method lpom adam --set mu=1 mu --out out "
-        "--force --loss squared --network lenet5 --test-fraction 0.5 2 --batch-size 0 --device "
+        "--force --loss squared --hidden 8 --test-fraction 0.5 2 --batch-size 0 --device "
         "nowhere --class-weight balanced --ignore a --threads 1 --resume nothing --methods".split()
     ),
     st.text("abc=.,-1 ", min_size=1, max_size=8),  # no path leaves the folder
