@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import final
+from typing import cast, final
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,7 @@ class Stack:
                 G = R @ layer.weight
             if isinstance(optimizer, Adam) and layer.weight.numel() > optimizer.above:
                 layer.weight.grad = None
-                optimizer.descend(layer.weight, R, X[i], share, decay)
+                optimizer.descend(cast(nn.Parameter, layer.weight), R, X[i], share, decay)
             else:
                 W = layer.weight
                 torch.addmm(W, R.t(), X[i], beta=decay, alpha=share, out=_gradient(W))

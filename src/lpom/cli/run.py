@@ -117,7 +117,7 @@ class Settings:
             return n >= _ENOUGH_TO_STOP
         return self.early_stopping and n >= _ENOUGH_TO_WATCH
 
-    def penalty(self, n: int) -> float:
+    def penalty(self, n: int) -> float | str:
         """Of the weights: stronger where a small table is trained to the end."""
         if self.alpha is not None:
             return self.alpha

@@ -140,6 +140,7 @@ class LPOM(Method[LPOMState]):
         state.steps += 1
         if state.stack is not None and _plain(batch) and state.stack.takes(batch.inputs):
             optimizer, decay = state.optimizer, state.weight_decay
+            assert optimizer is not None  # a stack has adaptive weights
             outputs = state.stack.sweep(
                 batch.inputs, batch.target, problem.loss, state.rules, optimizer, decay
             )
@@ -286,9 +287,9 @@ class LPOM(Method[LPOMState]):
         if state.stack is None:
             return []
         if self.mu is None:
-            rule = Displacement(
-                AUTO if self.displacement == "auto" else self.displacement, self.sides
-            )
+            size, sides = self.displacement, self.sides
+            assert not isinstance(size, Mapping) and isinstance(sides, int)  # else no stack
+            rule = Displacement(AUTO if isinstance(size, str) else size, sides)
             return [rule] * len(state.stack.layers)
         return [Weight(mu) for mu in state.mu[1:]]
 

@@ -201,7 +201,7 @@ def descend(state: OptimizerState, outputs: Tensor, loss: Loss, batch: Batch) ->
     pull = loss.gradient(detached, batch.target) / batch.total
     if batch.weight is not None:
         pull = pull * batch.weight.view(-1, *[1] * (pull.ndim - 1))
-    outputs.backward(pull)  # type: ignore[no-untyped-call]
+    outputs.backward(pull)
     state.move()
     return detached
 
