@@ -99,8 +99,9 @@ _ELEMENTWISE: dict[str, Kind] = {
         "sigmoid expit tanh relu relu6 leaky_relu elu selu celu gelu silu mish hardswish "
         "hardsigmoid hardtanh softplus logsigmoid log_sigmoid softsign tanhshrink softshrink "
         "threshold _threshold abs absolute sin cos tan sinh cosh atan arctan asinh arcsinh exp "
-        "exp2 expm1 erf erfc clamp clip clamp_min clamp_max maximum minimum fmax fmin sinc i0 i0e i1 i1e "
-        "log_ndtr ndtr logaddexp logaddexp2 atan2 arctan2 hypot nan_to_num rpow bessel_j0 bessel_j1".split(),
+        "exp2 expm1 erf erfc clamp clip clamp_min clamp_max maximum minimum fmax fmin sinc i0 i0e "
+        "i1 i1e log_ndtr ndtr logaddexp logaddexp2 atan2 arctan2 hypot nan_to_num rpow bessel_j0 "
+        "bessel_j1".split(),
         Kind(),
     ),
     **dict.fromkeys(
