@@ -39,7 +39,7 @@ from lpom.methods import Batch, Problem
 
 #: Operations of autograd that are affine in each of their arguments, or only pick and arrange.
 AFFINE = """
-    GroupedMm Add Addmm Addmv Addbmm Baddbmm Sub Rsub Neg Mm Bmm Mv Dot Linear Convolution
+    GroupedMm ReflectionPad1D ReflectionPad2D ReplicationPad2D MseLoss Add Addmm Addmv Addbmm Baddbmm Sub Rsub Neg Mm Bmm Mv Dot Linear Convolution
     MkldnnConvolution ConvolutionOverrideable Sum SumBackward Mean Cumsum Cat Stack Split
     SplitWithSizes Unsafe UnsafeSplit UnsafeSplitWithSizes Chunk Unbind Select Slice Narrow
     Index IndexSelect Gather Scatter ScatterAdd IndexAdd IndexPut IndexCopy Take TakeAlongDim

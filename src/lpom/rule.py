@@ -116,7 +116,7 @@ class Displacement(Rule, Settings):
         return _held(g, d, self.sides)
 
     def rows(self, g: Tensor, size: Tensor | float) -> Move:
-        tiny = torch.finfo(g.dtype).tiny ** 0.75
+        tiny = torch.finfo(g.dtype).tiny ** 0.5  # whose square is still a number
         length = torch.linalg.vector_norm(g, dim=-1, keepdim=True).clamp_min(tiny)
         share = self.size * size / length
         return Move(share * g, 1 / (self.sides * share), self.sides)

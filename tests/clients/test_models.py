@@ -372,3 +372,17 @@ def test_writing_over_what_an_activation_has_read(name):
 
     torch.manual_seed(0)
     check_close_to_the_gradient(Writing().double(), torch.randn(5, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-18, 1e-24, 1e-32])
+def test_a_tiny_gradient_of_a_row_is_scaled_like_any_other(size):
+    """Its squares are no numbers of float32 any more."""
+    torch.manual_seed(0)
+    for function in (lambda z: F.softmax(z, -1), lambda z: F.layer_norm(z, (6,))):
+        z, g = torch.randn(5, 6, requires_grad=True), torch.randn(5, 6)
+        model = Using(function)
+        model.first, model.last = nn.Identity(), nn.Identity()
+        (found,) = torch.autograd.grad(lpom.lift(model)(z), z, size * g)
+        (plain,) = torch.autograd.grad(model(z), z, g)
+        assert bool(found.isfinite().all())
+        torch.testing.assert_close(found / size, plain, rtol=1e-2, atol=1e-3)
