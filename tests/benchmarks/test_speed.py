@@ -149,6 +149,7 @@ def test_the_two_steps_meet_as_mu_grows() -> None:
     assert cosines == sorted(cosines) and cosines[-1] > 1 - 1e-8
 
 
+@pytest.mark.slow
 def test_two_processes_take_their_turns() -> None:
     times = ranks.measure([6, 8, 8, 3], 200, 1)
     assert times.keys() == ranks.WAYS.keys()
