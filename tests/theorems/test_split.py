@@ -1,4 +1,4 @@
-r"""Functions that turn back are two states; the theorems hold on that graph, and the rule is its step.
+r"""Functions that turn back are two states; the theorems hold there, and the rule is its step.
 
 With :math:`\phi(z) = \phi_1(z) - c z`, :math:`\phi_1` monotone, a node becomes an identity state v
 and a state :math:`s = \phi_1(v)`, and who read the value reads :math:`s - c v`.

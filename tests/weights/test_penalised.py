@@ -16,10 +16,10 @@ from lpom import LPOM, Adaptive, Exact
 from lpom.graph import trace
 from lpom.methods import Batch, Problem
 from lpom.methods.discrete import StraightThrough
+from lpom.methods.optimizers import advance
 from lpom.objectives import adjoint, evaluate, kkt_residuals, per_node
 from lpom.penalties import L1, Binary, Box, GroupL1, Levels, NuclearNorm, Ternary
 from lpom.states import States
-from lpom.methods.optimizers import advance
 from lpom.weights.blocks import blocks
 from lpom.weights.exact import next_theta, penalised_step
 from lpom.weights.gram import Columns, IndependentRows, Rows, gram

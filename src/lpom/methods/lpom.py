@@ -100,6 +100,11 @@ class LPOM(Method[LPOMState]):
         of_jumps = {"straight-through": StraightThrough, "continuation": Continuation}
         put(self, "jumps", chosen("jumps", self.jumps, of_jumps))
         put(self, "penalties", by_pattern(self.penalties))
+        if isinstance(self.displacement, str) and self.displacement != "auto":
+            raise ValueError(
+                "displacement must be 'auto', a number, or a mapping to numbers, got "
+                f"{self.displacement!r}."
+            )
         if isinstance(self.weights, Exact) and any_lazy(self.penalties):
             raise ValueError(
                 "a lazy penalty is about the steps of an optimiser, and exact weights have none: "
@@ -144,6 +149,7 @@ class LPOM(Method[LPOMState]):
             outputs = state.stack.sweep(
                 batch.inputs, batch.target, problem.loss, state.rules, optimizer, decay
             )
+            assert optimizer is not None  # init made it
             optimizer.step()
             return outputs
         if self.runs_model:
