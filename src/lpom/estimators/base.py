@@ -43,6 +43,7 @@ E = TypeVar("E", bound="BaseMLP")
 _ROWS = 100  # of a batch, unless batch_size says otherwise
 ALPHAS = (0.1, 1.0, 5.0)  # that "auto" chooses from
 _LEAST, _FEW, _MOST = 12, 1500, 4000  # rows: for a choice, for three trials, that it looks at
+_EPOCHS = 100  # of a trial
 
 
 class MaxIterReached(ConvergenceWarning, SklearnConvergenceWarning):  # type: ignore[misc]
@@ -169,7 +170,7 @@ class BaseMLP(FittedMLP, ABC):
         else:
             self._random = deepcopy(self._random)
         if not goes_on:
-            alpha, epochs = self._chosen(X, y, sample_weight)
+            alpha = self._chosen_alpha(X, y, sample_weight)
         elif design != self._design:
             raise ValueError(
                 f"cannot continue: the fitted network is {self._design}, but parameters and data "
@@ -177,7 +178,6 @@ class BaseMLP(FittedMLP, ABC):
             )
         else:
             alpha = self.alpha_ if isinstance(self.alpha, str) else self.alpha
-            epochs = int(self.max_iter)
         self._begin(X, design, goes_on, penalised=getattr(method, "penalties", None) is not None)
         state: State | None = None
         if goes_on and partial and method == self._trained_by:
@@ -201,7 +201,7 @@ class BaseMLP(FittedMLP, ABC):
                 method=used,
                 loss=self.loss,
                 weight_decay=alpha / counted,
-                epochs=1 if partial else epochs,
+                epochs=1 if partial else int(self.max_iter),
                 batch_size=rows,
                 seed=self._seed(),
                 device=self.device,
@@ -278,38 +278,32 @@ class BaseMLP(FittedMLP, ABC):
             return method
         return method.with_learning_rate(self.learning_rate_init)
 
-    def _chosen(self, X: Any, y: Array, weight: Array | None) -> tuple[float, int]:
-        """``alpha`` and most epochs; of several alphas that with the lowest loss on held-out rows.
-
-        Each trains until that loss is lowest: the mean of these epochs is what all rows are then
-        trained for.
-        """
-        if self.alpha != "auto":
-            return float(self.alpha), int(self.max_iter)
+    def _chosen_alpha(self, X: Any, y: Array, weight: Array | None) -> float:
+        """``alpha``; of several that with the lowest loss on held-out rows at the end of trials."""
         n = X.shape[0]
-        if n < _LEAST:
-            return ALPHAS[0], int(self.max_iter)
+        if self.alpha != "auto" or n < _LEAST:
+            return ALPHAS[0] if isinstance(self.alpha, str) else float(self.alpha)
         rows = self._random.permutation(n)[:_MOST]
         part = [None if each is None else each[rows] for each in (X, y, weight)]
+        epochs = min(int(self.max_iter), _EPOCHS)
         params = self.get_params(deep=False) | {
             "early_stopping": True, "validation_fraction": 0.25, "checkpoint": None,
-            "verbose": False, "warm_start": False, "diagnostics": False,
+            "max_iter": epochs, "n_iter_no_change": epochs, "verbose": False, "warm_start": False,
+            "diagnostics": False,
         }  # fmt: skip
-        seeds = [self._seed() for _ in range(3 if n <= _FEW else 1)]
-        found = {}
-        for alpha in ALPHAS:
-            lowest = []
-            for seed in seeds:
+        losses = dict.fromkeys(ALPHAS, 0.0)
+        for seed in [self._seed() for _ in range(3 if n <= _FEW else 1)]:
+            for alpha in ALPHAS:
                 trial = type(self)(**{**params, "alpha": alpha, "random_state": seed})
-                with warnings.catch_warnings(), suppress(DivergenceError):
+                with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    history = trial.fit(*part).result_.history
-                    lowest.append(min((epoch.validation_loss, epoch.epoch) for epoch in history))
-            if len(lowest) == len(seeds):
-                loss, epochs = np.mean(lowest, axis=0)
-                found[float(loss)] = alpha, round(float(epochs))
-        alpha, epochs = found[min(found)] if found else (ALPHAS[-1], int(self.max_iter))
-        return alpha, int(self.max_iter) if self.early_stopping else epochs
+                    try:
+                        history = trial.fit(*part).result_.history
+                        last = [epoch.validation_loss for epoch in history][-5:]
+                        losses[alpha] += float(np.mean(last))
+                    except DivergenceError:
+                        losses[alpha] = np.inf
+        return min(ALPHAS, key=lambda alpha: losses[alpha])
 
     def _plan(self, n_features: int, n_outputs: int) -> Design:
         hidden = np.atleast_1d(np.asarray(self.hidden_layer_sizes))
@@ -361,7 +355,7 @@ class BaseMLP(FittedMLP, ABC):
 
     def _warn_of_the_end(self) -> None:
         """Say what about the end of training may be wrong."""
-        if self.result_.status == "finished" and len(self.result_.history) == self.max_iter:
+        if self.result_.status == "finished":
             warn(
                 f"training ended after max_iter={self.max_iter} epochs, before the "
                 f"{'held-out' if self.early_stopping else 'training'} loss stood still for "

@@ -43,9 +43,9 @@ class MLPClassifier(ClassifierMixin, BaseMLP):  # type: ignore[misc]
         squared norm, divided by the rows of a batch, is added to the mean loss. Methods that solve
         for their weights (bcd, admm, ``LPOM(weights="exact")``) have a ridge instead and take no
         other alpha.
-        With "auto", 0.1, 1 or 5 and the number of epochs, whichever have the lowest loss on rows
-        held out: three times up to 1,500 rows, else once. It takes about five times as long and
-        pays on small tables; ``alpha_`` is what was chosen
+        With "auto", 0.1, 1 or 5, whichever has the lowest loss on a quarter of the rows held out:
+        three times up to 1,500 rows, else once. It takes about five times as long and pays on
+        small tables; ``alpha_`` is what was chosen
     batch_size : rows per step, "auto": 100, or all if there are fewer
     learning_rate_init : the method's ``learning_rate``, if it is not to be its own default
     max_iter : most epochs, which is also what the learning-rate schedule spans
