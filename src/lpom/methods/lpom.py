@@ -15,7 +15,7 @@ from lpom.graph import Graph, Node
 from lpom.lifting import AUTO, lift
 from lpom.methods.base import Batch, Method, Problem, from_settings
 from lpom.methods.jumps import MEASURE_EVERY, Continuation, Spreads, StraightThrough
-from lpom.methods.optimizers import PenalisedState, descend
+from lpom.methods.optimizers import PenalisedState, add_gradient, descend
 from lpom.objectives import Mu, Objective, contraction, per_node, total
 from lpom.penalties import Penalty, any_lazy, by_pattern
 from lpom.rule import Displacement, Rule, Weight, row_weights
@@ -372,8 +372,7 @@ class _Gradients:
     def learn(self, states: States, node: Node, residual: Tensor | None) -> None:
         gradients = states.weight_gradients(node, residual, self.batch.weight)
         for parameter, gradient in gradients.items():
-            gradient = gradient / self.batch.total
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            add_gradient(parameter, gradient / self.batch.total)
 
     def finish(self, states: States) -> None:
         self.state.move()

@@ -14,7 +14,7 @@ from lpom.graph import Graph, Switches
 from lpom.methods.base import Batch, Method, Problem
 from lpom.methods.blocks import half_square, ridge_states, slope
 from lpom.methods.chains import Layer, Regression, SampleState, least_squares
-from lpom.methods.optimizers import OptimizerState
+from lpom.methods.optimizers import OptimizerState, add_gradient
 from lpom.objectives import Objective, adjoint, total, value
 from lpom.weights.adaptive import Factory, Schedule
 
@@ -202,8 +202,7 @@ class MAC(Method[MACState]):
             gradients = adjoint(node, X, pull, "weights", switches)
             for parameter, gradient in zip(node.edge.parameters, gradients, strict=True):
                 if parameter.requires_grad:
-                    old = parameter.grad
-                    parameter.grad = gradient if old is None else old + gradient
+                    add_gradient(parameter, gradient)
         state.move()
 
 

@@ -26,6 +26,16 @@ from lpom.weights.penalised import Penalised
 SCHEDULED = ("betas", "momentum")
 
 
+def add_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to a gradient; it lies in memory as its weight does, since optimisers go through both."""
+    if parameter.grad is not None:
+        parameter.grad = parameter.grad + gradient
+    elif gradient.stride() == parameter.stride():
+        parameter.grad = gradient
+    else:
+        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+
+
 @dataclass
 class OptimizerState(State):
     """A state whose memory is that of its optimiser.
