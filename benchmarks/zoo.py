@@ -40,8 +40,8 @@ from lpom.methods import Batch, Problem
 
 #: Operations of autograd that are affine in each of their arguments, or only pick and arrange.
 AFFINE = """
-    GroupedMm ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D MseLoss Add Addmm Addmv Addbmm
-    Baddbmm Sub Rsub Neg Mm Bmm Mv Dot Linear Convolution MkldnnConvolution
+    GroupedMm ReflectionPad1D ReflectionPad2D ReplicationPad1D ReplicationPad2D MseLoss Add
+    Addmm Addmv Addbmm Baddbmm Sub Rsub Neg Mm Bmm Mv Dot Linear Convolution MkldnnConvolution
     ConvolutionOverrideable Sum SumBackward Mean Cumsum Cat Stack Split SplitWithSizes Unsafe
     UnsafeSplit UnsafeSplitWithSizes Chunk Unbind Select Slice Narrow Index IndexSelect Gather
     Scatter ScatterAdd IndexAdd IndexPut IndexCopy Take TakeAlongDim Embedding EmbeddingBag View
