@@ -11,7 +11,9 @@ EXTRAS = (
     "nir tensorboard pooch lightning skorch accelerate transformers"
 ).split()
 
-BLOCK = f"""
+CLI = ("typer", "click", "rich", "pandas")  # the extra of the command
+
+BLOCK = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -19,7 +21,7 @@ from importlib.machinery import PathFinder
 class Others:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] not in {EXTRAS!r}:
+        if name.partition(".")[0] not in BLOCKED:
             return PathFinder.find_spec(name, path, target)
 
 
@@ -27,10 +29,12 @@ sys.meta_path[:] = [Others if finder is PathFinder else finder for finder in sys
 """
 
 
-def run(code, *arguments):
+def run(code, *arguments, allowed=(), folder=None):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    blocked = [name for name in EXTRAS if name not in allowed]
     return subprocess.run(
-        [sys.executable, "-c", BLOCK + code, *arguments],
+        [sys.executable, "-c", f"BLOCKED = {blocked!r}\n{BLOCK}{code}", *arguments],
+        cwd=folder,
         capture_output=True,
         text=True,
         env=environment,
@@ -59,6 +63,25 @@ def test_the_command_says_which_extra_to_install():
     done = run("from runpy import run_module; run_module('lpom', run_name='__main__')", "train")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "lpom[cli]" in done.stderr and "typer" in done.stderr
+
+
+def test_the_command_needs_its_extra_alone(tmp_path):
+    code = "from lpom.cli import main; main()"
+    for words in (("train", "digits", "--epochs", "2"), ("report",), ("info", "runs/digits-1")):
+        done = run(code, *words, allowed=CLI, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+def test_training_from_the_shell_loads_no_compiler(tmp_path):
+    heavy = ["torch._dynamo", "sympy", "matplotlib"]
+    code = f"""
+import atexit, sys
+from lpom.cli import main
+atexit.register(lambda: print([name for name in {heavy!r} if name in sys.modules]))
+main()
+"""
+    done = run(code, "train", "digits", "--epochs", "2", "--quiet", allowed=CLI, folder=tmp_path)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def test_the_command_is_a_module_too():

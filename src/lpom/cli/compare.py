@@ -21,7 +21,8 @@ from lpom import methods, mlp
 from lpom.cli import options
 from lpom.cli.data import Data
 from lpom.cli.options import RUN, TRAINING
-from lpom.cli.run import Settings, sizes
+from lpom.cli.run import sizes
+from lpom.cli.settings import Settings
 from lpom.comparison import Comparison, Trial, each_trial
 from lpom.files import write_atomically
 from lpom.training.callbacks import Bar

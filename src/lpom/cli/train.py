@@ -24,7 +24,8 @@ from lpom.cli.folder import (
     run_folder,
 )
 from lpom.cli.options import RUN, TRAINING
-from lpom.cli.run import Run, Settings
+from lpom.cli.run import Run
+from lpom.cli.settings import Settings, method_settings
 from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
 from lpom.exceptions import ModelFileError
 from lpom.tables.reading import STDIN
@@ -253,10 +254,10 @@ def _one_or_many(values: tuple[float, ...]) -> float | list[float]:
 def _header(data: Data, settings: Settings) -> str:
     n = len(data.train[1])
     estimator, planned = settings.estimator(data.target, n), runs.planned(data, settings)
-    as_default = runs.method_settings(methods.get(settings.method))
+    as_default = method_settings(methods.get(settings.method))
     changed = {
         name: value
-        for name, value in runs.method_settings(methods.get(estimator.method)).items()
+        for name, value in method_settings(methods.get(estimator.method)).items()
         if value != as_default.get(name)
     }
     if settings.learning_rate is not None:

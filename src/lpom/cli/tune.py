@@ -20,7 +20,7 @@ from lpom import methods
 from lpom.checks import check_number
 from lpom.cli import options
 from lpom.cli.options import TRAINING
-from lpom.cli.run import Settings
+from lpom.cli.settings import Settings
 from lpom.estimators.splits import split_rows
 
 FACTOR = 3  # candidates are divided, and epochs multiplied by it, from round to round
