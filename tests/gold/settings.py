@@ -36,7 +36,9 @@ SETTINGS = {
     "paper": lpom_with(states=Sweeps("paper", max_sweeps=3, rule="plain")),
     "parallel": lpom_with(states=Sweeps("parallel", max_sweeps=3, rule="plain")),
     "safe": lpom_with(states=Sweeps(max_sweeps=2, rule="safe"), mu=2.0),
-    "until settled": lpom_with(states=Sweeps("top-down", max_sweeps=20, rule="safe", tolerance=1e-2)),
+    "until settled": lpom_with(
+        states=Sweeps("top-down", max_sweeps=20, rule="safe", tolerance=1e-2)
+    ),
     "exact": lpom_with(weights=Exact(iterations=2, ridge=0.1)),
     "exact, weighted": lpom_with(
         weights=Exact(iterations=1, ridge=0.1), states=Sweeps("top-down", max_sweeps=2), mu=2.0
