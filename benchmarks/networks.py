@@ -84,9 +84,7 @@ class Layers:
         return layer
 
     def linear(self, n_inputs: int, n_outputs: int, *, gain: float = 1.0) -> nn.Linear:
-        layer: nn.Linear = nn.utils.skip_init(
-            nn.Linear, n_inputs, n_outputs
-        )
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, n_inputs, n_outputs)
         self._draw(layer, n_inputs, gain)
         return layer
 

@@ -1,8 +1,8 @@
-"""Twelve networks of many kinds trained with AdamW, by back-propagation and by rules of `lpom.lift`.
+"""Twelve networks of many kinds trained with AdamW, by back-propagation and by `lpom.lift`.
 
-    python benchmarks/trained.py runs.jsonl                      # all networks, the default, 3 seeds
+    python benchmarks/trained.py runs.jsonl                # all networks, the default, 3 seeds
     python benchmarks/trained.py runs.jsonl --networks vit llama --rules plain '{"sides": 1}'
-    python benchmarks/trained.py runs.jsonl --table              # what the stored runs say
+    python benchmarks/trained.py runs.jsonl --table        # what the stored runs say
 
 Both sides have the same start, batches, rate and steps. A run is one line of the file, with its
 settings; finished ones are not made again. Settings are chosen by the held-out part; the test part

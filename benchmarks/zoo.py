@@ -44,20 +44,20 @@ AFFINE = """
     Addmm Addmv Addbmm Baddbmm Sub Rsub Neg Mm Bmm Mv Dot Linear Convolution MkldnnConvolution
     ConvolutionOverrideable Sum SumBackward Mean Cumsum Cat Stack Split SplitWithSizes Unsafe
     UnsafeSplit UnsafeSplitWithSizes Chunk Unbind Select Slice Narrow Index IndexSelect Gather
-    Scatter ScatterAdd IndexAdd IndexPut IndexCopy Take TakeAlongDim Embedding EmbeddingBag View
-    UnsafeView Reshape ReshapeAlias Permute Transpose T Squeeze Unsqueeze Expand Repeat
+    Scatter ScatterAdd IndexAdd IndexPut IndexCopy Take TakeAlongDim Embedding EmbeddingBag
+    View UnsafeView Reshape ReshapeAlias Permute Transpose T Squeeze Unsqueeze Expand Repeat
     RepeatInterleave Roll Flip Clone Copy CopySlices CopyBackwards ToCopy Contiguous Alias
     Detach AsStrided Pad ConstantPad ConstantPadNd ReflectionPad ReplicationPad AvgPool1D
     AvgPool2D AvgPool3D AdaptiveAvgPool AdaptiveAvgPool1D AdaptiveAvgPool2D AdaptiveAvgPool3D
     MkldnnAdaptiveAvgPool2D Upsample UpsampleNearest1D UpsampleNearest2D UpsampleBilinear2D
     UpsampleBicubic2D UpsampleLinear1D UpsampleNearestExact2D UpsampleTrilinear3D PixelShuffle
     PixelUnshuffle Im2Col Col2Im Unfold UnfoldBackward Where MaskedFill MaskedScatter
-    MaskedSelect Tril Triu Diag Diagonal DiagonalScatter SelectScatter SliceScatter Trace FftR2C
-    FftC2R FftC2C ViewAsComplex ViewAsReal Real Imag Complex Conj Fill Zero Zeros Dropout
-    NativeDropout Mul AccumulateGrad Lerp Addcmul Movedim Swapaxes Kron Outer Ger Vdot Einsum
-    Bilinear GridSampler2D AffineGridGenerator LiftFresh Identity SparseMm Fold ResolveConj
-    ResolveNeg ConjPhysical Grid Rot90 Atleast Broadcast ToDense Segment SegmentReduce Polar
-    ChannelShuffle NativeChannelShuffle LinalgVectorNormFixed Tile
+    MaskedSelect Tril Triu Diag Diagonal DiagonalScatter SelectScatter SliceScatter Trace
+    FftR2C FftC2R FftC2C ViewAsComplex ViewAsReal Real Imag Complex Conj Fill Zero Zeros
+    Dropout NativeDropout Mul AccumulateGrad Lerp Addcmul Movedim Swapaxes Kron Outer Ger Vdot
+    Einsum Bilinear GridSampler2D AffineGridGenerator LiftFresh Identity SparseMm Fold
+    ResolveConj ResolveNeg ConjPhysical Grid Rot90 Atleast Broadcast ToDense Segment
+    SegmentReduce Polar ChannelShuffle NativeChannelShuffle LinalgVectorNormFixed Tile
 """.split()
 #: Normalisation by the statistics of a batch, an edge with those given.
 BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm", "BatchNorm")

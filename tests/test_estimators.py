@@ -809,7 +809,7 @@ def test_a_column_of_next_to_nothing_is_taken_as_it_is(numbers):
     small(MLPRegressor, max_iter=2).fit(X, y)
 
 
-# -- small tables, columns of any size, monotone functions ------------------------------------------
+# -- small tables, columns of any size, monotone functions ----------------------------------------
 
 
 def test_alpha_is_chosen_by_rows_held_out():

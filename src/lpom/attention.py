@@ -29,9 +29,9 @@ def attention(
 ) -> Tensor:
     """What ``F.scaled_dot_product_attention`` does, its softmax answering by the rule."""
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    if enable_gqa and query.shape[-3] != key.shape[-3]:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    if enable_gqa:
+        n_heads = query.shape[-3]
+        key, value = (t.repeat_interleave(n_heads // t.shape[-3], -3) for t in (key, value))
     if dropout_p == 0 and not torch.compiler.is_compiling():
         attended: Tensor = Attention.apply(  # type: ignore[no-untyped-call]
             query, key, value, attn_mask, is_causal, scale, rule

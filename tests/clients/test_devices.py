@@ -22,6 +22,7 @@ def analogvnn_unit():
         from analogvnn.nn.noise.GaussianNoise import GaussianNoise
         from analogvnn.nn.normalize.Clamp import Clamp
         from analogvnn.nn.precision.ReducePrecision import ReducePrecision
+
         noise = GaussianNoise(std=0.03, precision=8)
     return nn.Sequential(Clamp(), ReducePrecision(precision=8), noise)
 
