@@ -81,4 +81,9 @@ def _imported(kind: str, base: type[Any], path: str) -> Any:
         ) from error
     if not (isinstance(made, type) and issubclass(made, base)):
         raise TypeError(f"{kind} {path!r} should be a class derived from {base.__name__}.")
+    if missing := sorted(getattr(made, "__abstractmethods__", ())):
+        raise TypeError(
+            f"{kind} {path!r} does not define {', '.join(missing)}, which every "
+            f"{base.__name__} needs."
+        )
     return made

@@ -89,6 +89,8 @@ def test_a_method_written_elsewhere_is_named_by_its_place(own):
         methods.get("own_method:Yours")
     with pytest.raises(TypeError, match="Method"):
         methods.get("pathlib:Path")
+    with pytest.raises(TypeError, match="init, objective, step"):
+        methods.get("lpom.methods:Method")
     shown = call("compare", "iris", "--methods", f"lpom,{own}", "--seeds", 0, "--epochs", 2).stdout
     assert "mine" in shown and "lpom" in shown
 
