@@ -97,7 +97,8 @@ def fit(
         generators it seeds, and what torch's global generator gives during the run (dropout).
         That generator goes on afterwards as if nothing had been drawn. Without a seed, one is
         drawn from it
-    device : where to move the model; by default it stays where it is
+    device : where to move the model, as "cuda" or "auto", a GPU if there is one; by default it
+        stays where it is
     callbacks : called with each :class:`~lpom.Epoch`; one that returns ``True`` stops the run
     early_stopping : True, or an :class:`EarlyStopping` with its own patience
     progress : whether to draw a bar; by default on a terminal
