@@ -4,10 +4,10 @@ r"""One interleaved sweep down a stack of Linear layers: the whole method on one
     \nabla W_i = R_i^T X_i / m + c W_i
 
 with :math:`G` the gradient of the loss, sample by sample, at the output, c the weight decay, and
-the rule that of `lpom.rule` (eqs. 25 and 28, from the output down). The same numbers as autograd on the lifted model, and as
-`lpom.states` with one sweep, without what surrounds each call there: half the time of a small
-network's step. A large matrix moves a few rows at a time as soon as its residuals are there, so
-its gradient is never there as a whole: a third of the memory.
+the rule that of `lpom.rule` (eqs. 25 and 28, from the output down). The same numbers as autograd
+on the lifted model, and as `lpom.states` with one sweep, without what surrounds each call there:
+half the time of a small network's step. A large matrix moves a few rows at a time as soon as its
+residuals are there, so its gradient is never there as a whole: a third of the memory.
 """
 
 from __future__ import annotations
