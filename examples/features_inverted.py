@@ -37,7 +37,7 @@ def main(out: str = "features_inverted.svg") -> None:
     figure, axes = plt.subplots(len(rows), len(shown), figsize=(8, 3.2), layout="constrained")
     for line, (title, pictures) in zip(axes, rows.items(), strict=True):
         for axis, picture in zip(line, pictures, strict=True):
-            axis.imshow(picture.reshape(8, 8), cmap="gray", vmin=0, vmax=1)
+            axis.imshow(picture.reshape(8, 8).numpy(), cmap="gray", vmin=0, vmax=1)
             axis.set(xticks=[], yticks=[])
         line[0].set_ylabel(title)
     figure.savefig(out)

@@ -46,7 +46,7 @@ def main(out: str = "two_bit_camera.svg") -> None:
     print(*pictures, sep="\n")
     figure, axes = plt.subplots(1, 3, figsize=(8, 3), layout="constrained")
     for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
-        axis.imshow(picture.reshape(SIZE, SIZE), cmap="gray", vmin=0, vmax=1)
+        axis.imshow(picture.reshape(SIZE, SIZE).numpy(), cmap="gray", vmin=0, vmax=1)
         axis.set(title=title, xticks=[], yticks=[])
     figure.savefig(out)
 

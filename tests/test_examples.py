@@ -16,5 +16,6 @@ SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 def test_an_example_draws_its_picture(script, tmp_path, monkeypatch):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [script.name])
     runpy.run_path(str(script), run_name="__main__")
     assert (tmp_path / f"{script.stem}.svg").stat().st_size > 10_000

@@ -252,7 +252,7 @@ def test_settings(tmp_path, kind, name, own, other, values):
                 lpom.mlp(values, name)
             case "sweeps":
                 lpom.Sweeps(
-                    **dict(zip(("order", "most", "rule", "tolerance"), values, strict=False))
+                    **dict(zip(("order", "max_sweeps", "rule", "tolerance"), values, strict=False))
                 )
             case "table":
                 activations.from_table(*values[:2]) if len(values) > 1 else None
