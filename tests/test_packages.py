@@ -32,7 +32,6 @@ ROOMS = [
     {"networks"},
     {"layers", "encoding", "saving", "export", "terms", "inversion"},
     {"estimators", "tables"},
-    {"tensorboard"},
     {"cli", "__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
