@@ -32,7 +32,7 @@ import lpom
 from data import load
 from data.svhn import read_part
 from lpom.activations import Elementwise, Table, from_function, get, measured
-from lpom.activations.curves import fit_curves
+from lpom.activations.table import fit_curves
 
 UNITS = 36
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import lpom
 from lpom.activations import calibrated, get, measured
-from lpom.activations.curves import fit_curves
+from lpom.activations.table import fit_curves
 from lpom.exceptions import DeviceError, DeviceWarning, UntrainableError
 
 

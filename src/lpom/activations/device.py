@@ -13,9 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lpom.activations.base import Activation, Elementwise, Parameter
-from lpom.activations.curves import Array, fit_curves
 from lpom.activations.custom import refuse_to_save
-from lpom.activations.table import Table, bounded_spread, noisy_displacement
+from lpom.activations.table import (
+    Array,
+    Table,
+    bounded_spread,
+    fit_curves,
+    noisy_displacement,
+)
 from lpom.exceptions import DeviceError, DeviceWarning, UntrainableError, warn
 
 _CHECK = 100  # answers from one look at the noise to the next

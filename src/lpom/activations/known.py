@@ -11,27 +11,20 @@ from torch import nn
 
 from lpom.activations.base import Activation, Elementwise
 from lpom.activations.jumps import Hardshrink, Sign, Staircase, Step, Threshold
+from lpom.activations.numerical import GELU, Absolute, Cosine, Gaussian, Hardswish, Mish, SiLU, Sine
 from lpom.activations.scalar import (
     CELU,
     ELU,
-    GELU,
     SELU,
-    Absolute,
     Clamp,
-    Cosine,
-    Gaussian,
     Hardsigmoid,
-    Hardswish,
     Hardtanh,
     Identity,
     LeakyReLU,
     LogSigmoid,
-    Mish,
     ReLU,
     ReLU6,
     Sigmoid,
-    SiLU,
-    Sine,
     Softplus,
     Softshrink,
     Softsign,

@@ -1,4 +1,4 @@
-"""Elementwise functions without jumps: clipped lines, smooth ones, and those that turn back."""
+"""Monotone elementwise functions without jumps: clipped lines and smooth ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.special import xlog1py
 
 from lpom.activations.base import Activation, double, infinite, positive
-from lpom.activations.numerical import Numerical, gauss_legendre
+from lpom.activations.numerical import gauss_legendre
 
 
 class Clipped(Activation):
@@ -434,139 +434,6 @@ class SELU(_Exponential):
 
     def phi(self, z: Tensor) -> Tensor:
         return F.selu(z)
-
-
-@final
-@dataclass(frozen=True)
-class GELU(Numerical):
-    r""":math:`z` times the normal distribution function, or its approximation by tanh."""
-
-    approximate: str = "none"
-
-    name, module = "gelu", nn.GELU
-    formula = "z times the probability that a normal number is below z"
-    upper = math.inf
-
-    def __post_init__(self) -> None:
-        if self.approximate not in ("none", "tanh"):
-            raise ValueError(
-                f"approximate of gelu must be 'none' or 'tanh', got {self.approximate!r}."
-            )
-
-    @property
-    def slope_bound(self) -> float:  # type: ignore[override]
-        return 0.1289041452 if self.approximate == "none" else 0.1289930688
-
-    @property
-    def lipschitz(self) -> float:
-        return 1 + self.slope_bound
-
-    @property
-    def lower(self) -> float:
-        return -0.1699712075 if self.approximate == "none" else -0.1700407506
-
-    def phi(self, z: Tensor) -> Tensor:
-        return F.gelu(z, approximate=self.approximate)
-
-
-@final
-@dataclass(frozen=True)
-class SiLU(Numerical):
-    """``z`` times its sigmoid, also called swish."""
-
-    name, module, formula = "silu", nn.SiLU, "z / (1 + exp(-z))"
-    slope_bound, lipschitz, lower, upper = 0.0998393202, 1.0998393202, -0.2784645428, math.inf
-
-    def phi(self, z: Tensor) -> Tensor:
-        return F.silu(z)
-
-
-@final
-@dataclass(frozen=True)
-class Mish(Numerical):
-    """``z`` times the tanh of its softplus."""
-
-    name, module, formula = "mish", nn.Mish, "z tanh(log(1 + exp(z)))"
-    slope_bound, lipschitz, lower, upper = 0.1125261224, 1.0884981613, -0.3088434131, math.inf
-
-    def phi(self, z: Tensor) -> Tensor:
-        return F.mish(z)
-
-
-@final
-@dataclass(frozen=True)
-class Hardswish(Numerical):
-    """``z`` times its hardsigmoid."""
-
-    name, module, formula = "hardswish", nn.Hardswish, "z times (z + 3) / 6 clipped to [0, 1]"
-    slope_bound, lipschitz, lower, upper = 0.5, 1.5, -0.375, math.inf
-
-    def phi(self, z: Tensor) -> Tensor:
-        return F.hardswish(z)
-
-
-class _Wave(Numerical):
-    slope_bound, lipschitz, lower, upper = 1.0, 1.0, -1.0, 1.0
-
-
-@final
-@dataclass(frozen=True)
-class Sine(_Wave):
-    """The sine, as in networks for signals and coordinates."""
-
-    name, formula = "sine", "sin(z)"
-
-    def phi(self, z: Tensor) -> Tensor:
-        return torch.sin(z)
-
-    def primitive(self, z: Tensor) -> Tensor:
-        return -torch.cos(z)
-
-
-@final
-@dataclass(frozen=True)
-class Cosine(_Wave):
-    """The cosine."""
-
-    name, formula = "cosine", "cos(z)"
-
-    def phi(self, z: Tensor) -> Tensor:
-        return torch.cos(z)
-
-    def primitive(self, z: Tensor) -> Tensor:
-        return torch.sin(z)
-
-
-@final
-@dataclass(frozen=True)
-class Gaussian(Numerical):
-    r"""A bump, :math:`e^{-z^2}`: a unit that answers near one value alone."""
-
-    name, formula = "gaussian", "exp(-z^2)"
-    slope_bound = lipschitz = math.sqrt(2 / math.e)
-    lower, upper = 0.0, 1.0
-
-    def phi(self, z: Tensor) -> Tensor:
-        return torch.exp(-(z**2))
-
-    def primitive(self, z: Tensor) -> Tensor:
-        return math.sqrt(math.pi) / 2 * torch.erf(z)
-
-
-@final
-@dataclass(frozen=True)
-class Absolute(Numerical):
-    """The absolute value."""
-
-    name, formula = "absolute", "|z|"
-    kinks = (0.0,)
-    slope_bound, lipschitz, lower, upper = 1.0, 1.0, 0.0, math.inf
-
-    def phi(self, z: Tensor) -> Tensor:
-        return z.abs()
-
-    def primitive(self, z: Tensor) -> Tensor:
-        return z * z.abs() / 2
 
 
 def _size(z: Tensor) -> Tensor:
