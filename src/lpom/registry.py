@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar, cast
 
 from lpom.exceptions import unknown_name
+from lpom.settings import Settings
 
 T = TypeVar("T")
 
@@ -57,9 +58,10 @@ def build(
         )
     known = [field.name for field in fields(made)]
     if extra := sorted(set(params) - set(known)):
+        place = made.place(extra[0]) if issubclass(made, Settings) else ""
         raise ValueError(
             f"{kind} {name!r} has no setting {', '.join(map(repr, extra))}; "
-            f"it has {', '.join(known) or 'none'}."
+            f"it has {', '.join(known) or 'none'}{place}."
         )
     return cast(T, made(**params))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 S = TypeVar("S", bound="Settings")
 
@@ -17,6 +17,22 @@ class Settings:
     >>> LPOM().with_params(weights__learning_rate=0.01).weights.learning_rate
     0.01
     """
+
+    def __new__(cls, *args: Any, **params: Any) -> Self:
+        for name in params:
+            if place := cls.place(name):
+                raise TypeError(f"{cls.__name__} has no setting {name!r}{place}.")
+        return super().__new__(cls)
+
+    @classmethod
+    def place(cls, name: str) -> str:
+        """Where the setting of this name is, if it is one of the settings within."""
+        defaults = {f.name: f.default for f in fields(cls)}  # type: ignore[arg-type]
+        for outer, inner in defaults.items():
+            if name not in defaults and isinstance(inner, Settings):
+                if name in inner.get_params(deep=False):
+                    return f"; write {outer}={type(inner).__name__}({name}=...)"
+        return ""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Settings by name; deep: those of settings too, as ``weights__ridge``."""

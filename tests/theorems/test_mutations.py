@@ -261,8 +261,8 @@ MUTANTS = {
         slow=True,
     ),
     "a slope that is not the steepest": Mutant(
-        'formula = "1 / (1 + exp(-z))"\n    lipschitz = 0.25',
-        'formula = "1 / (1 + exp(-z))"\n    lipschitz = 0.2',
+        "lipschitz, lower, upper = 0.25, 0.0, 1.0",
+        "lipschitz, lower, upper = 0.2, 0.0, 1.0",
         "test_activations.py::test_lipschitz_is_attained",
         slow=True,
     ),

@@ -40,9 +40,17 @@ def trace(model: nn.Module, example: Tensor | None = None) -> Graph:
     the line of the model where it stands.
     """
     model = unwrapped(model)
-    graph = _Builder(model, *traced(model, example)).build(model)
-    if example is not None and not graph.jumps:  # where units jump, rounding may tip one over
-        check_outputs(model, lambda rows: graph.feed_forward(rows)[1][graph.output], example)
+    try:
+        graph = _Builder(model, *traced(model, example)).build(model)
+        if example is not None and not graph.jumps:  # where units jump, rounding may tip one over
+            check_outputs(model, lambda rows: graph.feed_forward(rows)[1][graph.output], example)
+    except UntrainableError:
+        raise
+    except Exception as error:  # the model's own, given stand-ins or a few rows
+        raise UntrainableError(
+            f"torch.fx cannot follow {type(model).__name__}: {error}. The default step of lpom.fit "
+            "needs no graph."
+        ) from error
     return graph
 
 
@@ -77,8 +85,6 @@ class _Builder:
 
     def __init__(self, root: nn.Module, traced: fx.Graph, lines: dict[fx.Node, str]) -> None:
         self.root, self.traced, self.lines = root, traced, lines
-        self.activations: dict[fx.Node, Activation] = {}
-        self.values: dict[fx.Node, _Value] = {}
         self.raised: dict[fx.Node, tuple[Activation, str]] = {}  # monotone parts, and their names
 
     def build(self, model: nn.Module) -> Graph:
@@ -167,7 +173,8 @@ class _Builder:
 
     def _follow(self) -> None:
         """Dependences of every value; where an activation meets a live value stands a state."""
-        self.values, self.activations = {}, {}
+        self.values: dict[fx.Node, _Value] = {}
+        self.activations: dict[fx.Node, Activation] = {}
         for node in list(self.traced.nodes):
             if node.op == "placeholder":
                 self.values[node] = _Value(data=True)
@@ -394,32 +401,19 @@ class _Builder:
 
     def _layer(self, order: list[fx.Node], inputs: tuple[fx.Node, ...]) -> nn.Module | None:
         """The Linear or Conv2d that is the whole edge, if there is nothing else to it."""
-        work = [n for n in order if not self._is_plain_identity(n)]
-        if len(work) != 1 or len(inputs) != 1 or work[0].op != "call_module":
+        modules = [self._module(n) if n.op == "call_module" else None for n in order]
+        work = [m for m in modules if type(m) is not nn.Identity or m._forward_hooks]
+        if len(work) != 1 or len(inputs) != 1 or work[0] is None:
             return None
-        module = self._module(work[0])
-        hooked = module._forward_hooks or module._forward_pre_hooks
-        plain = type(module) in (nn.Linear, nn.Conv2d) and not hooked
-        return module if plain and not is_computed(module) else None
-
-    def _is_plain_identity(self, node: fx.Node) -> bool:
-        if node.op != "call_module":
-            return False
-        module = self._module(node)
-        return type(module) is nn.Identity and not module._forward_hooks
+        hooked = work[0]._forward_hooks or work[0]._forward_pre_hooks
+        plain = type(work[0]) in (nn.Linear, nn.Conv2d) and not hooked
+        return work[0] if plain and not is_computed(work[0]) else None
 
     def _refuse(self, node: fx.Node, reason: str) -> None:
         what = str(node.target) if node.op == "call_module" else self._name(node)
         kind = f" ({type(self._module(node)).__name__})" if node.op == "call_module" else ""
-        line = self.lines.get(node)
-        where = f", {line}," if line else ""
+        where = f", {line}," if (line := self.lines.get(node)) else ""
+        advised = "instead" in reason or "use " in reason.lower()
+        advice = "" if advised else " The default step of lpom.fit needs no graph and takes it."
         reason = reason.rstrip(".")
-        advice = (
-            ""
-            if "instead" in reason or "use " in reason.lower()
-            else (
-                " The default step of lpom.fit needs no graph and takes it; leave it out of what "
-                "needs one."
-            )
-        )
         raise UntrainableError(f"{what}{kind}{where} can't be trained: {reason}.{advice}")

@@ -68,9 +68,7 @@ def traced(model: nn.Module, example: Tensor | None = None) -> tuple[fx.Graph, d
     tracer = _Tracer(example)
     try:
         graph = tracer.in_both_modes(model)
-    except (fx.proxy.TraceError, TypeError, NameError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not isinstance(error, fx.proxy.TraceError):
-            raise
+    except (fx.proxy.TraceError, TypeError, NameError) as error:
         raise UntrainableError(
             f"torch.fx cannot follow {type(model).__name__}: {error} "
             f"({tracer.line or 'line unknown'}). The model's Python may not depend on values of "

@@ -103,15 +103,7 @@ class Problem:
                 "take one tensor. The objective, its gaps, other orders than the default and exact "
                 "weights need a graph; the default step does not."
             )
-        try:
-            return trace(self.model, self.example)
-        except UntrainableError:
-            raise
-        except Exception as error:  # the model's own, which was given stand-ins
-            raise UntrainableError(
-                f"torch.fx cannot follow {type(self.model).__name__}: {error}. The default step "
-                "needs no graph."
-            ) from error
+        return trace(self.model, self.example)
 
     @property
     def is_traced(self) -> bool:

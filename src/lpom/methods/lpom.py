@@ -30,6 +30,12 @@ from lpom.weights.penalised import Penalised
 
 #: What the gaps are weighed by where states stay and no mu is given: the paper's value.
 PAPER_MU = 20.0
+#: What the parts of the method may be, by name.
+KINDS: dict[str, dict[str, type[Any]]] = {
+    "states": {"sweeps": Sweeps},
+    "weights": {"adaptive": Adaptive, "exact": Exact},
+    "jumps": {"straight-through": StraightThrough, "continuation": Continuation},
+}
 #: Samples on which the rates of products of states are measured.
 RATED = 16
 
@@ -94,11 +100,8 @@ class LPOM(Method[LPOMState]):
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # names of settings stand for the settings
-        put(self, "states", chosen("states", self.states, {"sweeps": Sweeps}))
-        kinds = {"adaptive": Adaptive, "exact": Exact}
-        put(self, "weights", chosen("weights", self.weights, kinds))
-        of_jumps = {"straight-through": StraightThrough, "continuation": Continuation}
-        put(self, "jumps", chosen("jumps", self.jumps, of_jumps))
+        for name, kinds in KINDS.items():
+            put(self, name, chosen(name, getattr(self, name), kinds))
         put(self, "penalties", by_pattern(self.penalties))
         if isinstance(self.displacement, str) and self.displacement != "auto":
             raise ValueError(
@@ -143,13 +146,13 @@ class LPOM(Method[LPOMState]):
         if self.penalties is not None:
             state.penalised.advance(state.progress)
         state.steps += 1
-        if state.stack is not None and _plain(batch) and state.stack.takes(batch.inputs):
+        plain = batch.weight is None and batch.counts is None  # every row counts once
+        if state.stack is not None and plain and state.stack.takes(batch.inputs):
             optimizer, decay = state.optimizer, state.weight_decay
             assert optimizer is not None  # a stack has adaptive weights
             outputs = state.stack.sweep(
                 batch.inputs, batch.target, problem.loss, state.rules, optimizer, decay
             )
-            assert optimizer is not None  # init made it
             optimizer.step()
             return outputs
         if self.runs_model:
@@ -222,9 +225,8 @@ class LPOM(Method[LPOMState]):
 
     def _weights(self, batch: Batch, state: LPOMState) -> _Gradients | _Solutions:
         """What the weights learn from a sweep over the states."""
-        if isinstance(self.weights, Adaptive):
-            return _Gradients(batch, state)
-        return _Solutions(self.weights, batch, state)
+        how = self.weights
+        return _Solutions(how, batch, state) if isinstance(how, Exact) else _Gradients(batch, state)
 
     # what surrounds the steps
 
@@ -415,8 +417,3 @@ class _Solutions:
 
     def finish(self, states: States) -> None:
         states.weights_moved()
-
-
-def _plain(batch: Batch) -> bool:
-    """Whether every row counts once."""
-    return batch.weight is None and batch.counts is None

@@ -87,7 +87,10 @@ class OptimizerState(State):
         assert self.optimizer is not None  # init made it
         if self.weight_decay:
             self.add_decay()
-        self.optimizer.step()
+        self._step(self.optimizer)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
 
     def end_epoch(self) -> None:
         if self.scheduler is not None:
@@ -174,11 +177,11 @@ class PenalisedState(OptimizerState):
     def settles(self) -> float:
         return self.penalised.settles
 
-    def move(self) -> None:
-        assert self.optimizer is not None  # init made it
-        if self.weight_decay:
-            self.add_decay()
-        self.penalised.step(self.optimizer)
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.penalised.terms:
+            self.penalised.step(optimizer)
+        else:
+            optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         own = {"penalised": self.penalised.state_dict(), "spreads": self.spreads.values}
