@@ -472,6 +472,7 @@ def test_the_fast_path_of_recurrent_layers_is_the_plain_one(name, sides, monkeyp
 def test_attention_in_blocks_is_attention_written_out(kind, monkeypatch):
     torch.manual_seed(0)
     monkeypatch.setattr("lpom.attention.SCORES", 4 * 7 * 3)
+    monkeypatch.setattr("lpom.attention.FEW", 0)
     q, k, v = (torch.randn(2, 4, 7, 5, dtype=torch.float64, requires_grad=True) for _ in range(3))
     options = {"is_causal": True} if kind == "causal" else {}
     mask = None

@@ -14,6 +14,8 @@ from lpom.rule import Rule, widened
 
 #: Entries of the softmax that are answered together, about: no more of them are ever there.
 SCORES = 1 << 18
+#: Up to so many keys the softmax is kept for the way back, which saves its second computation.
+FEW = 48
 
 
 def attention(
@@ -32,16 +34,19 @@ def attention(
     if enable_gqa:
         n_heads = query.shape[-3]
         key, value = (t.repeat_interleave(n_heads // t.shape[-3], -3) for t in (key, value))
-    if dropout_p == 0 and not torch.compiler.is_compiling():
+    if dropout_p == 0 and key.shape[-2] > FEW and not torch.compiler.is_compiling():
         attended: Tensor = Attention.apply(  # type: ignore[no-untyped-call]
             query, key, value, attn_mask, is_causal, scale, rule
         )
         return attended
-    scores = query @ key.mT * scale
+    scores = (query * scale) @ key.mT
     bias = _bias(attn_mask, is_causal, scores, 0)
-    shares = Softmax.apply(scores if bias is None else scores + bias, rule, None)  # type: ignore[no-untyped-call]
-    if bias is not None:  # rows that may look nowhere
-        shares = shares.masked_fill(_blind(bias), 0)
+    if bias is not None:  # rows that may look nowhere are looked at as if they might, and left out
+        blind = _blind(bias)
+        scores = scores + bias.masked_fill(blind, 0)
+    shares = Softmax.apply(scores, rule, None)  # type: ignore[no-untyped-call]
+    if bias is not None:
+        shares = shares.masked_fill(blind, 0)
     return F.dropout(shares, dropout_p) @ value
 
 
