@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, TypeAlias, TypeVar, final
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 A = TypeVar("A", bound="Activation")
+R = TypeVar("R", bound="Ramped")
 #: What a parameter of an activation is, so that it can be saved as data.
 Parameter: TypeAlias = float | int | str | None | list[Any]
 
@@ -63,6 +64,10 @@ class Activation(ABC):
     measured: bool = False
     sides: int = 2
     module: ClassVar[type[nn.Module] | None] = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            _check(self.name, field.name, getattr(self, field.name))
 
     @property
     @abstractmethod
@@ -153,6 +158,25 @@ class Activation(ABC):
         return x.clamp(self.lower, self.upper), outside
 
 
+class Ramped(Activation):
+    """One that jumps unless it has a width; then each jump is a ramp of that width."""
+
+    width: float
+    widest: float = math.inf
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.width <= self.widest or math.isinf(self.width):
+            limit = f", at most {self.widest!r}" if self.widest < math.inf else ""
+            raise ValueError(
+                f"width of {self.name} must be a finite number >= 0{limit}, got {self.width!r}."
+            )
+
+    def smoothed(self: R, width: float) -> R:
+        """Ramps of this width, cut to the widest."""
+        return replace(self, width=min(width, self.widest))  # type: ignore[type-var]
+
+
 @final
 class Elementwise(nn.Module):
     """An activation as a torch module, elementwise or not."""
@@ -181,22 +205,18 @@ def double(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
-def positive(value: float, what: str) -> None:
-    """Raise unless ``value`` is a finite number above zero."""
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{what} must be a finite number above 0, got {value!r}.")
-
-
 def infinite(where: Tensor, value: Tensor) -> Tensor:
     """``value``, replaced by plus infinity where asked."""
     return value.masked_fill(where, torch.inf)
 
 
-def check_width(width: float, name: str, most: float = math.inf) -> None:
-    """Raise unless ``width`` is a ramp's: finite, not negative, not above ``most``."""
-    if not (0 <= width < math.inf and width <= most):
-        limit = f", at most {most!r}" if most < math.inf else ""
-        raise ValueError(f"width of {name} must be a finite number >= 0{limit}, got {width!r}.")
+def _check(name: str, key: str, value: Any) -> None:
+    """Raise unless a parameter is what all of its name are: positive, or a count."""
+    if key in ("alpha", "beta", "lambd", "eps", "step") and value is not None:
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{key} of {name} must be a finite number above 0, got {value!r}.")
+    if key in ("k", "levels", "groups") and (value != int(value) or value < 1):
+        raise ValueError(f"{key} of {name} must be an integer >= 1, got {value!r}.")
 
 
 def _listed(value: Any) -> Any:

@@ -3,71 +3,70 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations.base import Activation, check_width, infinite, positive
+from lpom.activations.base import Ramped, infinite
 
 
-class _Ramps(Activation):
+class _Ramps(Ramped):
     r"""A staircase of ``levels`` ramps, each of height :math:`a` and width :math:`w` in z.
 
-    Ramp :math:`k` is centred at :math:`c + k h`, and :math:`w \le h`, so they never overlap. At
-    :math:`w = 0` they are jumps, and at a jump the upper value is taken. A value
-    :math:`x = d + a (k + t)`, :math:`0 \le t \le 1`, lies on ramp :math:`k`; integrating the
+    Ramp :math:`k` is centred at :math:`c + k h`, and :math:`w \le h` where there are several, so
+    they never overlap. At :math:`w = 0` they are jumps, and at a jump the upper value is taken. A
+    value :math:`x = d + a (k + t)`, :math:`0 \le t \le 1`, lies on ramp :math:`k`; integrating the
     inverse of :math:`\phi` up to it gives
 
     .. math:: \Phi^*(x) = c x + a [h (k (k - 1) / 2 + k t) + w t (t - 1) / 2].
     """
 
+    levels: int = 1
+    step: float = 1.0
+    centre: float = 0.0
+    lower = 0.0
+    rise = 1.0  # of one ramp, in steps
+
     @property
-    @abstractmethod
-    def _shape(self) -> tuple[int, float, float, float, float, float]:
-        """Levels, height a, width w, first centre c, spacing h, lower value d."""
+    def height(self) -> float:
+        return self.rise * self.step
 
     @property
     def kinks(self) -> tuple[float, ...]:
-        levels, _, w, c, h, _ = self._shape
-        ends = {c + k * h + side * w / 2 for k in range(levels) for side in (-1, 1)}
-        return tuple(sorted(ends))
+        centres = [self.centre + k * self.step for k in range(self.levels)]
+        return tuple(sorted({c + side * self.width / 2 for c in centres for side in (-1, 1)}))
 
     @property
     def lipschitz(self) -> float:
-        _, a, w, *_ = self._shape
-        return a / w if w > 0 else math.inf
-
-    @property
-    def lower(self) -> float:
-        return self._shape[-1]
+        return self.height / self.width if self.width > 0 else math.inf
 
     @property
     def upper(self) -> float:
-        levels, a, *_, d = self._shape
-        return d + a * levels
+        return self.lower + self.height * self.levels
 
     def phi(self, z: Tensor) -> Tensor:
-        levels, a, w, c, h, d = self._shape
+        c, h, w = self.centre, self.step, self.width
         v = (z - c) / h
         if w == 0:
-            filled = (torch.floor(v) + 1).clamp(0, levels)
+            filled = (torch.floor(v) + 1).clamp(0, self.levels)
         else:
-            k = torch.floor(v + 0.5).clamp(0, levels - 1)
+            k = torch.floor(v + 0.5).clamp(0, self.levels - 1)
             filled = k + ((z - (c + k * h)) / w + 0.5).clamp(0, 1)
-        return (d + a * filled).clamp(max=self.upper)  # rounding must not leave the range
+        return (self.lower + self.height * filled).clamp(
+            max=self.upper
+        )  # rounding must not leave the range
 
     def conjugate(self, x: Tensor) -> Tensor:
-        levels, a, w, c, h, d = self._shape
+        h = self.step
         x, outside = self._within(x)
-        u = (x - d) / a
-        k = torch.floor(u).clamp(0, levels - 1)
+        u = (x - self.lower) / self.height
+        k = torch.floor(u).clamp(0, self.levels - 1)
         t = u - k
-        area = a * (h * (k * (k - 1) / 2 + k * t) + w / 2 * t * (t - 1))
-        return infinite(outside, c * x + area)
+        area = self.height * (h * (k * (k - 1) / 2 + k * t) + self.width / 2 * t * (t - 1))
+        return infinite(outside, self.centre * x + area)
 
 
 @final
@@ -79,16 +78,6 @@ class Step(_Ramps):
 
     name, formula = "step", "1 if z >= 0, else 0"
 
-    def __post_init__(self) -> None:
-        check_width(self.width, self.name)
-
-    @property
-    def _shape(self) -> tuple[int, float, float, float, float, float]:
-        return 1, 1.0, self.width, 0.0, 1.0, 0.0
-
-    def smoothed(self, width: float) -> Step:
-        return replace(self, width=width)
-
 
 @final
 @dataclass(frozen=True)
@@ -98,16 +87,7 @@ class Sign(_Ramps):
     width: float = 0.0
 
     name, formula = "sign", "1 if z >= 0, else -1"
-
-    def __post_init__(self) -> None:
-        check_width(self.width, self.name)
-
-    @property
-    def _shape(self) -> tuple[int, float, float, float, float, float]:
-        return 1, 2.0, self.width, 0.0, 1.0, -1.0
-
-    def smoothed(self, width: float) -> Sign:
-        return replace(self, width=width)
+    rise, lower = 2.0, -1.0
 
 
 @final
@@ -125,24 +105,18 @@ class Staircase(_Ramps):
 
     name, formula = "staircase", "z rounded to one of its levels"
 
-    def __post_init__(self) -> None:
-        if self.levels != int(self.levels) or self.levels < 1:
-            raise ValueError(f"levels of staircase must be an integer >= 1, got {self.levels!r}.")
-        positive(self.step, "step of staircase")
-        check_width(self.width, self.name, most=self.step)
+    @property
+    def centre(self) -> float:  # type: ignore[override]
+        return self.step / 2
 
     @property
-    def _shape(self) -> tuple[int, float, float, float, float, float]:
-        return self.levels, self.step, self.width, self.step / 2, self.step, 0.0
-
-    def smoothed(self, width: float) -> Staircase:
-        """Ramps of this width; widths above ``step`` are cut to ``step``."""
-        return replace(self, width=min(width, self.step))
+    def widest(self) -> float:  # type: ignore[override]
+        return self.step
 
 
 @final
 @dataclass(frozen=True)
-class Threshold(Activation):
+class Threshold(Ramped):
     r"""``z`` above ``threshold``, else the smaller ``value``: a jump up to a line of slope 1.
 
     With a width :math:`w`, at most twice the height of the jump, a ramp between
@@ -166,7 +140,11 @@ class Threshold(Activation):
                 f"threshold={self.threshold!r}: a larger value would make a step down, and an "
                 "equal one is 'clamp'."
             )
-        check_width(self.width, self.name, most=2 * (self.threshold - self.value))
+        super().__post_init__()
+
+    @property
+    def widest(self) -> float:  # type: ignore[override]
+        return 2 * (self.threshold - self.value)
 
     @property
     def lipschitz(self) -> float:
@@ -188,10 +166,6 @@ class Threshold(Activation):
     def _height(self) -> float:
         return self._end - self.value
 
-    def smoothed(self, width: float) -> Threshold:
-        """A ramp of this width, cut to twice the height of the jump."""
-        return replace(self, width=min(width, 2 * (self.threshold - self.value)))
-
     def phi(self, z: Tensor) -> Tensor:
         if self.width == 0:
             return F.threshold(z, self.threshold, self.value)
@@ -208,7 +182,7 @@ class Threshold(Activation):
 
 @final
 @dataclass(frozen=True)
-class Hardshrink(Activation):
+class Hardshrink(Ramped):
     r"""0 between ``-lambd`` and ``lambd``, ``z`` outside; with a width, two ramps.
 
     With :math:`\tau` the `Threshold` at ``lambd`` with value 0, it is
@@ -222,9 +196,9 @@ class Hardshrink(Activation):
     name, formula = "hardshrink", "z if |z| > lambd, else 0"
     lower, upper = -math.inf, math.inf
 
-    def __post_init__(self) -> None:
-        positive(self.lambd, "lambd of hardshrink")
-        check_width(self.width, self.name, most=2 * self.lambd)
+    @property
+    def widest(self) -> float:  # type: ignore[override]
+        return 2 * self.lambd
 
     @property
     def _side(self) -> Threshold:
@@ -238,10 +212,6 @@ class Hardshrink(Activation):
     def kinks(self) -> tuple[float, ...]:
         ends = self._side.kinks
         return tuple(sorted({*ends, *(-end for end in ends)}))
-
-    def smoothed(self, width: float) -> Hardshrink:
-        """Ramps of this width, cut to ``2 * lambd``."""
-        return replace(self, width=min(width, 2 * self.lambd))
 
     def phi(self, z: Tensor) -> Tensor:
         if self.width == 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import final
 
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.special import xlog1py
 
-from lpom.activations.base import Activation, double, infinite, positive
+from lpom.activations.base import Activation, double, infinite
 from lpom.activations.numerical import gauss_legendre
 
 
@@ -207,9 +206,6 @@ class Softshrink(Activation):
     name, module, formula = "softshrink", nn.Softshrink, "z moved towards 0 by lambd, at most to 0"
     lipschitz, lower, upper = 1.0, -math.inf, math.inf
 
-    def __post_init__(self) -> None:
-        positive(self.lambd, "lambd of softshrink")
-
     @property
     def kinks(self) -> tuple[float, ...]:
         return (-self.lambd, self.lambd)
@@ -308,9 +304,6 @@ class Softplus(Activation):
     name, module, formula = "softplus", nn.Softplus, "log(1 + exp(beta z)) / beta"
     lipschitz, lower, upper = 1.0, 0.0, math.inf
 
-    def __post_init__(self) -> None:
-        positive(self.beta, "beta of softplus")
-
     def phi(self, z: Tensor) -> Tensor:
         return F.softplus(z, self.beta)
 
@@ -346,39 +339,33 @@ class LogSigmoid(Activation):
 class _Exponential(Activation):
     r""":math:`s z` for :math:`z \ge 0`, else :math:`a (e^{z / c} - 1)`, all three above 0.
 
-    To the left :math:`\Phi(z) = a (c (e^{z / c} - 1) - z)`, and with :math:`r = x / a`
-
-    .. math:: \Phi^*(x) = a c (1 + r) \log(1 + r) - c x.
+    With :math:`r = x / a` for :math:`x < 0`,
+    :math:`\Phi^*(x) = a c (1 + r) \log(1 + r) - c x`.
     """
 
+    alpha: float
+    scale = decay = 1.0
     upper = math.inf
 
     @property
-    @abstractmethod
-    def _shape(self) -> tuple[float, float, float]:
-        """Slope s, depth a, decay c."""
-
-    @property
     def lipschitz(self) -> float:
-        s, a, c = self._shape
-        return max(s, a / c)
+        return max(self.scale, -self.lower / self.decay)
 
     @property
     def lower(self) -> float:
-        return -self._shape[1]
+        return -self.scale * self.alpha
 
     def primitive(self, z: Tensor) -> Tensor:
-        s, a, c = self._shape
         left = z.clamp(max=0)
-        return s / 2 * z.relu() ** 2 + a * (c * torch.expm1(left / c) - left)
+        area = self.lower * (left - self.decay * torch.expm1(left / self.decay))
+        return self.scale / 2 * z.relu() ** 2 + area
 
     def conjugate(self, x: Tensor) -> Tensor:
-        s, a, c = self._shape
         x, outside = self._within(x)
         left = x.clamp(max=0)
-        ratio = (left / a).clamp(min=-1)
-        entropy: Tensor = xlog1py(1 + ratio, ratio)
-        return infinite(outside, x.relu() ** 2 / (2 * s) + c * (a * entropy - left))
+        ratio = (-left / self.lower).clamp(min=-1)
+        entropy: Tensor = -self.lower * xlog1py(1 + ratio, ratio)
+        return infinite(outside, x.relu() ** 2 / (2 * self.scale) + self.decay * (entropy - left))
 
 
 @final
@@ -389,13 +376,6 @@ class ELU(_Exponential):
     alpha: float = 1.0
 
     name, module, formula = "elu", nn.ELU, "z if z > 0, else alpha (exp(z) - 1)"
-
-    def __post_init__(self) -> None:
-        positive(self.alpha, "alpha of elu")
-
-    @property
-    def _shape(self) -> tuple[float, float, float]:
-        return 1.0, self.alpha, 1.0
 
     def phi(self, z: Tensor) -> Tensor:
         return F.elu(z, self.alpha)
@@ -410,12 +390,9 @@ class CELU(_Exponential):
 
     name, module, formula = "celu", nn.CELU, "z if z > 0, else alpha (exp(z / alpha) - 1)"
 
-    def __post_init__(self) -> None:
-        positive(self.alpha, "alpha of celu")
-
     @property
-    def _shape(self) -> tuple[float, float, float]:
-        return 1.0, self.alpha, self.alpha
+    def decay(self) -> float:  # type: ignore[override]
+        return self.alpha
 
     def phi(self, z: Tensor) -> Tensor:
         return F.celu(z, self.alpha)
@@ -430,7 +407,6 @@ class SELU(_Exponential):
 
     alpha = 1.6732632423543772848170429916717
     scale = 1.0507009873554804934193349852946
-    _shape = (scale, scale * alpha, 1.0)
 
     def phi(self, z: Tensor) -> Tensor:
         return F.selu(z)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lpom.activations.base import Activation, check_width, double, infinite, positive
+from lpom.activations.base import Activation, Ramped, double, infinite
 
 
 class Vector(Activation):
@@ -116,28 +116,20 @@ class _CappedSimplex(Along):
         D(x, z) = \sum_j w (x_j - v_j)^2 / 2 + (v_j - x_j) r_j.
     """
 
+    k = 1
+    width: float
     lower, upper = 0.0, 1.0
 
     @property
-    @abstractmethod
-    def _count(self) -> int:
-        """k"""
-
-    @property
-    @abstractmethod
-    def _width(self) -> float:
-        """w"""
-
-    @property
     def lipschitz(self) -> float:
-        return 1 / self._width if self._width > 0 else math.inf
+        return 1 / self.width if self.width > 0 else math.inf
 
     def phi(self, z: Tensor) -> Tensor:
         return self._project(self._rows(z))[0].movedim(-1, self.dim)
 
     def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The projection v, the rest r and the level."""
-        k, w = self._count, self._width
+        k, w = self.k, self.width
         top, index = z.max(-1, keepdim=True) if k == 1 else z.topk(k, -1)
         kth = top[..., -1:]
         if w == 0:
@@ -151,14 +143,13 @@ class _CappedSimplex(Along):
 
     def _primitive(self, z: Tensor) -> Tensor:
         v, rest, level = self._project(z)
-        terms = self._width / 2 * v**2 + v * rest
-        return self._count * level + terms.sum(-1, keepdim=True)
+        return self.k * level + (self.width / 2 * v**2 + v * rest).sum(-1, keepdim=True)
 
     def _conjugate(self, x: Tensor) -> Tensor:
-        return self._width / 2 * (x**2).sum(-1, keepdim=True)
+        return self.width / 2 * (x**2).sum(-1, keepdim=True)
 
     def _excess(self, x: Tensor) -> Tensor:
-        return _worst((x.sum(-1, keepdim=True) / self._count - 1).abs(), -x, x - 1)
+        return _worst((x.sum(-1, keepdim=True) / self.k - 1).abs(), -x, x - 1)
 
 
 @final
@@ -169,12 +160,12 @@ class Sparsemax(_CappedSimplex):
     dim: int = -1
 
     name, formula = "sparsemax", "nearest point of the simplex along dim"
-    _count, _width = 1, 1.0
+    width = 1.0
 
 
 @final
 @dataclass(frozen=True)
-class TopK(_CappedSimplex):
+class TopK(Ramped, _CappedSimplex):
     """1 for the ``k`` largest along ``dim``, else 0; with a width, ramps around the k-th.
 
     With a width it is the projection of ``z / width`` on the vectors between 0 and 1 that sum to
@@ -187,43 +178,16 @@ class TopK(_CappedSimplex):
 
     name, formula = "top_k", "1 for the k largest along dim, else 0"
 
-    def __post_init__(self) -> None:
-        if self.k != int(self.k) or self.k < 1:
-            raise ValueError(f"k of top_k must be an integer >= 1, got {self.k!r}.")
-        check_width(self.width, self.name)
-
-    @property
-    def _count(self) -> int:
-        return self.k
-
-    @property
-    def _width(self) -> float:
-        return self.width
-
-    def smoothed(self, width: float) -> TopK:
-        return replace(self, width=width)
-
 
 @final
 @dataclass(frozen=True)
-class OneHot(_CappedSimplex):
+class OneHot(Ramped, _CappedSimplex):
     """1 for the largest along ``dim``, else 0; with a width, sparsemax of ``z / width``."""
 
     dim: int = -1
     width: float = 0.0
 
     name, formula = "one_hot", "1 for the largest along dim, else 0"
-    _count = 1
-
-    def __post_init__(self) -> None:
-        check_width(self.width, self.name)
-
-    @property
-    def _width(self) -> float:
-        return self.width
-
-    def smoothed(self, width: float) -> OneHot:
-        return replace(self, width=width)
 
 
 @final
@@ -242,9 +206,6 @@ class L2Normalize(Along):
     name, formula = "l2_normalize", "z / max(norm of z along dim, eps)"
     invariant = False
     lower, upper = -1.0, 1.0
-
-    def __post_init__(self) -> None:
-        positive(self.eps, "eps of l2_normalize")
 
     @property
     def lipschitz(self) -> float:
@@ -278,8 +239,14 @@ class _Norm(Vector):
     :math:`R / N`.
     """
 
-    @abstractmethod
-    def _epsilon(self, z: Tensor) -> float: ...
+    eps: float | None
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / math.sqrt(self._epsilon(torch.empty(0, dtype=torch.float64)))
+
+    def _epsilon(self, z: Tensor) -> float:
+        return torch.finfo(z.dtype).eps if self.eps is None else self.eps
 
     def _sizes(self, z: Tensor) -> tuple[float, float]:
         """R and c."""
@@ -325,6 +292,7 @@ class _LastDimensions(_Norm):
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = (self.shape,) if isinstance(self.shape, int) else self.shape
         object.__setattr__(self, "shape", tuple(map(int, given)))
         if not self.shape or min(self.shape) < 1:
@@ -363,14 +331,6 @@ class RMSNorm(_LastDimensions):
     name, formula = "rms_norm", "z / sqrt(mean of z^2 + eps)"
     invariant = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self._epsilon(torch.empty(0)), "eps of rms_norm")
-
-    @property
-    def lipschitz(self) -> float:
-        return 1 / math.sqrt(self._epsilon(torch.empty(0, dtype=torch.float64)))
-
     def phi(self, z: Tensor) -> Tensor:
         return F.rms_norm(z, self.shape, eps=self.eps)
 
@@ -378,9 +338,6 @@ class RMSNorm(_LastDimensions):
         if self.eps is None:  # that of the dtype as it is now
             return replace(self, eps=self._epsilon(z)).gap(x, z)
         return super().gap(x, z)
-
-    def _epsilon(self, z: Tensor) -> float:
-        return torch.finfo(z.dtype).eps if self.eps is None else self.eps
 
     def to_module(self) -> nn.Module:
         return nn.RMSNorm(self.shape, self.eps, elementwise_affine=False)
@@ -396,19 +353,8 @@ class LayerNorm(_LastDimensions):
 
     name, formula = "layer_norm", "(z - mean) / sqrt(variance + eps)"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self.eps, "eps of layer_norm")
-
-    @property
-    def lipschitz(self) -> float:
-        return 1 / math.sqrt(self.eps)
-
     def phi(self, z: Tensor) -> Tensor:
         return F.layer_norm(z, self.shape, eps=self.eps)
-
-    def _epsilon(self, z: Tensor) -> float:
-        return self.eps
 
     def to_module(self) -> nn.Module:
         return nn.LayerNorm(self.shape, self.eps, elementwise_affine=False)
@@ -425,20 +371,8 @@ class GroupNorm(_Norm):
     name, formula = "group_norm", "(z - mean) / sqrt(variance + eps) per group of channels"
     lower, upper = -math.inf, math.inf
 
-    def __post_init__(self) -> None:
-        if self.groups != int(self.groups) or self.groups < 1:
-            raise ValueError(f"groups of group_norm must be an integer >= 1, got {self.groups!r}.")
-        positive(self.eps, "eps of group_norm")
-
-    @property
-    def lipschitz(self) -> float:
-        return 1 / math.sqrt(self.eps)
-
     def phi(self, z: Tensor) -> Tensor:
         return F.group_norm(z, self.groups, eps=self.eps)
-
-    def _epsilon(self, z: Tensor) -> float:
-        return self.eps
 
     def _rows(self, z: Tensor) -> Tensor:
         return z.reshape(len(z), self.groups, -1)
