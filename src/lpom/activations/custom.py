@@ -20,28 +20,15 @@ _LENGTH = 12  # of the slices that a function is checked with
 _LINES = 64  # that it is checked along, at each of three scales
 
 
-@final
-@dataclass(frozen=True)
-class Custom(Numerical):
-    """An elementwise function, made by `from_function`."""
+class _Own(Activation):
+    """What the two have in common."""
 
-    function: Function = field(repr=False)
+    function: Function
     constant: float
-    slope_bound: float = field(default=0.0, repr=False)
-    name: str = "custom"
-    _range: tuple[float, float] = field(default=(-math.inf, math.inf), repr=False, compare=False)
 
     @property
     def lipschitz(self) -> float:
         return self.constant
-
-    @property
-    def lower(self) -> float:
-        return self._range[0]
-
-    @property
-    def upper(self) -> float:
-        return self._range[1]
 
     def phi(self, z: Tensor) -> Tensor:
         return self.function(z)
@@ -52,7 +39,27 @@ class Custom(Numerical):
 
 @final
 @dataclass(frozen=True)
-class CustomVector(Activation):
+class Custom(_Own, Numerical):
+    """An elementwise function, made by `from_function`."""
+
+    function: Function = field(repr=False)
+    constant: float
+    slope_bound: float = field(default=0.0, repr=False)
+    name: str = "custom"
+    _range: tuple[float, float] = field(default=(-math.inf, math.inf), repr=False, compare=False)
+
+    @property
+    def lower(self) -> float:
+        return self._range[0]
+
+    @property
+    def upper(self) -> float:
+        return self._range[1]
+
+
+@final
+@dataclass(frozen=True)
+class CustomVector(_Own):
     r"""A function of slices along ``dim``, made by `from_function`.
 
     The primitive is the integral along the ray from 0,
@@ -71,15 +78,7 @@ class CustomVector(Activation):
     name: str = "custom"
 
     elementwise = False
-    lower = -math.inf
-    upper = math.inf
-
-    @property
-    def lipschitz(self) -> float:
-        return self.constant
-
-    def phi(self, z: Tensor) -> Tensor:
-        return self.function(z)
+    lower, upper = -math.inf, math.inf
 
     def primitive(self, z: Tensor) -> Tensor:
         return -self._rise(torch.zeros_like(z), torch.zeros_like(z), z)
@@ -133,9 +132,6 @@ class CustomVector(Activation):
 
     def _tolerance(self, x: Tensor) -> Tensor:
         return max(_FOUND, 8 * torch.finfo(x.dtype).eps) * (1 + self._norm(x.detach()))
-
-    def params(self) -> dict[str, Parameter]:
-        refuse_to_save(self.name)
 
 
 def from_function(
@@ -194,18 +190,14 @@ def from_function(
     bounds = _bounds(slopes, lipschitz, lower_slope, name)
     if dim is not None:
         return CustomVector(phi, *bounds, dim, name)
-    made = Custom(phi, *bounds, name)
-    if made.slope_bound == 0:
-        return Custom(phi, *bounds, name, limits(made))
-    with torch.no_grad():
-        x, (low, high) = phi(grid()), limits(made)
-    least, most = float(x.min()), float(x.max())
-    reach = 1e-3 * (1 + max(abs(least), abs(most)))  # it may pass the grid's points by that
-    ends = (
-        -math.inf if math.isinf(low) else least - reach,
-        math.inf if math.isinf(high) else most + reach,
-    )
-    return Custom(phi, *bounds, name, ends)
+    low, high = limits(Custom(phi, *bounds, name))
+    if bounds[1] > 0:  # between the grid's points it may reach a little further
+        with torch.no_grad():
+            x = phi(grid())
+        reach = 1e-3 * (1 + float(x.abs().max()))
+        low = low if math.isinf(low) else float(x.min()) - reach
+        high = high if math.isinf(high) else float(x.max()) + reach
+    return Custom(phi, *bounds, name, (low, high))
 
 
 def _bounds(

@@ -75,14 +75,6 @@ def _threshold(threshold: float, value: float, inplace: bool = False) -> Activat
     return _clamp(min=threshold) if value == threshold else Threshold(threshold, value)
 
 
-def _softshrink(lambd: float = 0.5) -> Activation:
-    return Identity() if lambd == 0 else Softshrink(lambd)
-
-
-def _hardshrink(lambd: float = 0.5) -> Activation:
-    return Identity() if lambd == 0 else Hardshrink(lambd)
-
-
 def _softmax(dim: int | None = None, *_: Any, **__: Any) -> Activation:
     # what may follow, a dtype for the sum, changes the rounding alone
     if dim is None:
@@ -98,30 +90,28 @@ def _normalize(p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = Non
 
 
 def _rms_norm(shape: Any, weight: Any = None, eps: float | None = None) -> Activation:
-    _without_weights("rms_norm", weight)
-    return RMSNorm(shape, eps)
+    return RMSNorm(_unweighted("rms_norm", shape, weight), eps)
 
 
 def _layer_norm(
     shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Activation:
-    _without_weights("layer_norm", weight, bias)
-    return LayerNorm(shape, eps)
+    return LayerNorm(_unweighted("layer_norm", shape, weight, bias), eps)
 
 
 def _group_norm(
     groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Activation:
-    _without_weights("group_norm", weight, bias)
-    return GroupNorm(groups, eps)
+    return GroupNorm(_unweighted("group_norm", groups, weight, bias), eps)
 
 
-def _without_weights(name: str, *weights: Any) -> None:
+def _unweighted(name: str, parameter: Any, *weights: Any) -> Any:
     if any(weight is not None for weight in weights):
         raise ValueError(
             f"{name} with weight or bias is no activation: they belong to the edge above it. Use "
             "it without them and put them into the layer that follows."
         )
+    return parameter
 
 
 Call = Callable[..., Activation | None]
@@ -141,44 +131,13 @@ def _plain(kind: Callable[..., Activation]) -> Call:
 
 #: One of each kind: tests and ``lpom activations`` go through these.
 _EXAMPLES: list[Activation] = [
-    Sigmoid(),
-    Tanh(),
-    ReLU(),
-    LeakyReLU(),
-    ELU(),
-    SELU(),
-    CELU(),
-    Softplus(),
-    LogSigmoid(),
-    Softsign(),
-    Identity(),
-    Hardtanh(),
-    Hardsigmoid(),
-    ReLU6(),
-    Clamp(),
-    Softshrink(),
-    Hardshrink(),
-    Threshold(1.0, 0.0),
-    GELU(),
-    SiLU(),
-    Mish(),
-    Hardswish(),
-    Sine(),
-    Cosine(),
-    Gaussian(),
-    Absolute(),
-    Step(),
-    Sign(),
-    Staircase(),
+    *(Sigmoid(), Tanh(), ReLU(), LeakyReLU(), ELU(), SELU(), CELU(), Softplus(), LogSigmoid()),
+    *(Softsign(), Identity(), Hardtanh(), Hardsigmoid(), ReLU6(), Clamp(), Softshrink()),
+    *(Hardshrink(), Threshold(1.0, 0.0), GELU(), SiLU(), Mish(), Hardswish(), Sine(), Cosine()),
+    *(Gaussian(), Absolute(), Step(), Sign(), Staircase()),
     Table((-2.0, -0.5, 0.5, 3.0), (-1.0, -0.8, 0.7, 1.0)),
-    Softmax(),
-    Sparsemax(),
-    TopK(3),
-    OneHot(),
-    L2Normalize(),
-    RMSNorm((8,)),
-    LayerNorm((8,)),
-    GroupNorm(2),
+    *(Softmax(), Sparsemax(), TopK(3), OneHot(), L2Normalize()),
+    *(RMSNorm((8,)), LayerNorm((8,)), GroupNorm(2)),
 ]
 _CLASSES = {example.name: type(example) for example in _EXAMPLES}
 #: Torch functions, each with what makes an activation of the arguments after the input.
@@ -190,26 +149,15 @@ _CALLS: dict[str, Call] = {
             "silu mish hardswish logsigmoid"
         ).split()
     },
-    "log_sigmoid": _plain(LogSigmoid),
-    "special_expit": _plain(Sigmoid),
-    "sin": _plain(Sine),
-    "cos": _plain(Cosine),
-    "abs": _plain(Absolute),
-    "leaky_relu": _leaky_relu,
-    "softplus": _softplus,
-    "clamp": _clamp,
-    "clip": _clamp,
-    "clamp_min": lambda min: _clamp(min=min),
-    "clamp_max": lambda max: _clamp(max=max),
-    "softshrink": _softshrink,
-    "hardshrink": _hardshrink,
-    "threshold": _threshold,
-    "softmax": _softmax,
-    "_softmax": _softmax,
-    "normalize": _normalize,
-    "rms_norm": _rms_norm,
-    "layer_norm": _layer_norm,
-    "group_norm": _group_norm,
+    **{"log_sigmoid": _plain(LogSigmoid), "special_expit": _plain(Sigmoid)},
+    **{"sin": _plain(Sine), "cos": _plain(Cosine), "abs": _plain(Absolute)},
+    **{"leaky_relu": _leaky_relu, "softplus": _softplus, "threshold": _threshold},
+    **{"clamp": _clamp, "clip": _clamp},
+    **{"clamp_min": lambda min: _clamp(min=min), "clamp_max": lambda max: _clamp(max=max)},
+    "softshrink": lambda lambd=0.5: Softshrink(lambd) if lambd else Identity(),
+    "hardshrink": lambda lambd=0.5: Hardshrink(lambd) if lambd else Identity(),
+    **{"softmax": _softmax, "_softmax": _softmax, "normalize": _normalize},
+    **{"rms_norm": _rms_norm, "layer_norm": _layer_norm, "group_norm": _group_norm},
 }
 #: Torch modules, each with the call that it makes and the attributes that it calls it with.
 _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
@@ -226,12 +174,8 @@ _MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.GroupNorm: ("group_norm", ("num_groups", "weight", "bias", "eps")),
 }
 _ALIASES = {  # scikit-learn's and torch's
-    "logistic": "sigmoid",
-    "log_sigmoid": "logsigmoid",
-    "swish": "silu",
-    "sin": "sine",
-    "cos": "cosine",
-    "abs": "absolute",
+    **{"logistic": "sigmoid", "log_sigmoid": "logsigmoid", "swish": "silu"},
+    **{"sin": "sine", "cos": "cosine", "abs": "absolute"},
 }
 #: Functions of torch that bend and are no activation here, and why.
 UNSUPPORTED = {
@@ -246,15 +190,16 @@ JUMPING = {
     "heaviside": "step",
     **dict.fromkeys("round floor ceil trunc fix".split(), "staircase"),
 }
-_UNSUPPORTED_MODULES: dict[type[nn.Module], str] = {
-    nn.Softmin: "softmin",
-    nn.LogSoftmax: "log_softmax",
-}
+_UNSUPPORTED_MODULES = {nn.Softmin: "softmin", nn.LogSoftmax: "log_softmax"}
 
 
 def names() -> list[str]:
     """Names of elementwise activations that `get` makes without further arguments."""
-    return [name for name, kind in _CLASSES.items() if kind.elementwise and not _required(kind)]
+    return [
+        name
+        for name, kind in _CLASSES.items()
+        if kind.elementwise and not any(field.default is MISSING for field in fields(kind))  # type: ignore[arg-type]
+    ]
 
 
 def vector_names() -> list[str]:
@@ -345,14 +290,8 @@ def is_activation(module: nn.Module) -> bool:
 
     What has weights of its own is not one: the scale and shift of a norm belong to the edge above.
     """
-    kind = type(module)
-    known = (
-        kind in _MODULES
-        or kind is nn.Softmax2d
-        or kind in _UNSUPPORTED_MODULES
-        or kind is Elementwise
-    )
-    return known and next(module.parameters(), None) is None
+    kinds = {*_MODULES, *_UNSUPPORTED_MODULES, nn.Softmax2d, Elementwise}
+    return type(module) in kinds and next(module.parameters(), None) is None
 
 
 def from_module(module: nn.Module) -> Activation:
@@ -375,12 +314,6 @@ def from_module(module: nn.Module) -> Activation:
     activation = from_call(name, tuple(getattr(module, key) for key in attributes))
     assert activation is not None  # every module has a call
     return activation
-
-
-def _required(kind: type[Activation]) -> bool:
-    """Whether it has a parameter without default."""
-    parameters = fields(kind)  # type: ignore[arg-type]
-    return any(parameter.default is MISSING for parameter in parameters)
 
 
 def _refusal(name: str, reason: str) -> str:
