@@ -43,7 +43,7 @@ RATES, DECAYS, BETAS, CLIPS = (
     (0, 1),
 )
 SIDES = ("plain", "one side", "two sides", "pull")
-ENOUGH = 8, 5  # networks and seeds that a verdict needs
+ENOUGH = 8, 5, 60  # networks, seeds and settings tried that a verdict needs
 
 
 @dataclass(frozen=True)
@@ -239,14 +239,14 @@ def spread(values: list[float], digits: int = 4) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {deviation:.{digits}f}"
 
 
-def verdict(found: dict[str, tuple[float, float, int]]) -> str:
-    """In words, where there is data; ``found`` has an interval and a count of seeds by network."""
-    full = {name: low_high for name, (*low_high, n) in found.items() if n >= ENOUGH[1]}
+def verdict(found: dict[str, tuple[float, float, bool]]) -> str:
+    """In words, where there is data: by network an interval, and whether it has runs enough."""
+    full = {name: low_high for name, (*low_high, enough) in found.items() if enough}
     if len(full) < ENOUGH[0]:
         return (
             f"**The question is open.** A verdict needs {ENOUGH[0]} networks with {ENOUGH[1]} "
-            f"seeds a side; {len(full)} have them, and {len(found)} have at least two seeds. "
-            "Nothing below decides it, and two sides stay the default."
+            f"seeds a side, the best of {ENOUGH[2]} settings each; {len(full)} have them, and "
+            f"{len(found)} have two seeds. Nothing here decides it; two sides stay the default."
         )
     better = sum(high < 0 for _, high in full.values())
     worse = sum(low > 0 for low, _ in full.values())
@@ -262,12 +262,12 @@ def page(store: Store) -> str:
     """Tables of all that is stored, and a verdict."""
     groups: dict[tuple[str, str, int], dict[str, dict[int, dict[str, Any]]]] = {}
     tried: dict[tuple[str, str, str], set[str]] = {}
-    halving: dict[tuple[str, str], list[float]] = {}
+    halving: dict[tuple[str, str], list[int]] = {}
     for r in store:
         recipe = tuple(r[k] for k in TUNED)
         if r["stage"] == "halving":
             tried.setdefault((r["network"], changes(r), r["side"]), set()).add(str(recipe))
-            halving.setdefault((r["network"], r["side"]), []).append(r["seconds"])
+            halving.setdefault((r["network"], r["side"]), []).append(r["steps"])
             continue
         sides = groups.setdefault((r["network"], changes(r), r["steps"]), {})
         seeds = sides.setdefault(r["side"], {})
@@ -275,7 +275,7 @@ def page(store: Store) -> str:
             seeds.clear()  # a later halving has another winner
         seeds[r["seed"]] = r
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    found: dict[str, tuple[float, float, int]] = {}
+    found: dict[str, tuple[float, float, bool]] = {}
     for (name, other, steps), sides in groups.items():
         for side, seeds in sides.items():
             records, plain = list(seeds.values()), sides.get("plain", {})
@@ -286,7 +286,8 @@ def page(store: Store) -> str:
                 low, high = interval(both)
                 difference = f"{statistics.fmean(both):+.4f} ({low:+.4f} to {high:+.4f})"
                 if side == "one side" and not other:
-                    found[name] = low, high, len(both)
+                    least = min(len(tried.get((name, other, s), ())) for s in ("plain", side))
+                    found[name] = low, high, len(both) >= ENOUGH[1] and least >= ENOUGH[2]
             cells = (
                 f"{name}, {steps} steps" + f", {other}" * bool(other),
                 side, len(tried.get((name, other, side), ())), Run(**settings).recipe, len(seeds),
@@ -298,9 +299,8 @@ def page(store: Store) -> str:
                 f"{statistics.fmean(r['curve'][-1][2] for r in records):.3f}",
             )  # fmt: skip
             lines.append("| " + " | ".join(map(str, cells)) + " |")
-    begun = [f"{n} {s}: {len(v)} runs, {sum(v):.0f} s" for (n, s), v in halving.items()]
-    text = __doc__ or ""
-    left = [name for name in NETWORKS if name not in {name for name, *_ in groups}]
+    begun = [f"{n} {s}: {len(v)} runs of up to {max(v)} steps" for (n, s), v in halving.items()]
+    left = [name for name in NETWORKS if name not in {name for name, _ in halving}]
     return "\n".join([
         "# One side on the norms, against back-propagation", "", verdict(found), "",
         "Means and standard deviations over the seeds; a difference is paired by seed. Losses are "
@@ -309,7 +309,7 @@ def page(store: Store) -> str:
         "norm* in the mathematics.", "", *lines, "",
         f"**How far it got.** Halving: {'; '.join(begun) or 'nothing'}. "
         f"Not begun: {', '.join(left) or 'nothing'}.", "",
-        "**How it is made.**", "", text.partition("\n\n")[2].strip(), "",
+        "**How it is made.**", "", (__doc__ or "").partition("\n\n")[2].rstrip(), "",
     ])  # fmt: skip
 
 
