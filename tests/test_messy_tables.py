@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lpom
-from lpom.estimators.splits import split_rows
+from lpom.estimators.data import split_rows
 from lpom.tables import TableEncoder, Target
 from lpom.tables.reading import read_table
 

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import lpom
-from lpom.estimators.splits import split_rows
+from lpom.estimators.data import split_rows
 from lpom.exceptions import DataError
 from lpom.tables import TableEncoder, Target
 from lpom.tables.columns import MISSING, OTHER, Category

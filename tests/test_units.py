@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier as SklearnMLP
 
 import lpom
-from lpom.estimators.units import divided, units
+from lpom.estimators.data import divided, units
 
 pytestmark = pytest.mark.filterwarnings("ignore:training ended after max_iter")
 

@@ -31,7 +31,7 @@ from lpom.cli.app import _loaded, app
 from lpom.cli.folder import FILES
 from lpom.cli.run import Run
 from lpom.cli.tables import no_better
-from lpom.estimators.splits import split_rows
+from lpom.estimators.data import split_rows
 from lpom.methods import LPOM
 from lpom.tables import TableEncoder
 from lpom.training.history import History

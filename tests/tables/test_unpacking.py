@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lpom.exceptions import DataError
-from lpom.tables import unpacking
+from lpom.tables import reading
 from lpom.tables.reading import read_npz, read_table
 
 BYTES = 2**28  # what each bomb unpacks to
@@ -22,7 +22,7 @@ REFUSED = "made to fill the memory"
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
-    monkeypatch.setattr(unpacking, "ROOM", 2**20)
+    monkeypatch.setattr(reading, "ROOM", 2**20)
 
 
 def peak():

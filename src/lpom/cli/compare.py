@@ -20,7 +20,7 @@ from rich.table import Table
 from lpom import methods, mlp
 from lpom.cli import options
 from lpom.cli.data import Data
-from lpom.cli.options import RUN, TRAINING
+from lpom.cli.options import RUN, TRAINING, option
 from lpom.cli.run import sizes
 from lpom.cli.settings import Settings
 from lpom.comparison import Comparison, Trial, each_trial
@@ -35,35 +35,31 @@ def compare(
     data: options.Table,
     chosen: Annotated[
         str,
-        typer.Option(
+        option(
+            TRAINING,
+            "NAMES",
+            "Separated by commas, or all; package.module:Class is one of your own.",
             "--methods",
-            metavar="NAMES",
-            help="Separated by commas, or all; package.module:Class is one of your own.",
-            rich_help_panel=TRAINING,
         ),
     ] = "lpom,adam,sgd",
     hidden: options.Hidden = "100",
     epochs: options.AsNeeded = None,
     seeds: Annotated[
         str,
-        typer.Option(metavar="NUMBERS", help="Separated by commas.", rich_help_panel=TRAINING),
+        option(TRAINING, "NUMBERS", "Separated by commas."),
     ] = "0,1,2",
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            TRAINING,
+            "NAME=VALUE",
+            "A setting of a method, e.g. lpom.states.max_sweeps=3; may be repeated.",
             "--set",
-            metavar="NAME=VALUE",
-            help="A setting of a method, e.g. lpom.states.max_sweeps=3; may be repeated.",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     set_epochs: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="METHOD=N",
-            help="Epochs of one method, e.g. admm=50; may be repeated.",
-            rich_help_panel=TRAINING,
-        ),
+        option(TRAINING, "METHOD=N", "Epochs of one method, e.g. admm=50; may be repeated."),
     ] = None,
     loss: options.LossName = "auto",
     activation: options.ActivationName = "relu",
@@ -81,10 +77,10 @@ def compare(
     test_fraction: options.TestFraction = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="For the results (else one below comparisons/, another for every setting).",
-            rich_help_panel=RUN,
+        option(
+            RUN,
+            "FOLDER",
+            "For the results (else one below comparisons/, another for every setting).",
         ),
     ] = None,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from lpom.checks import check_choice, check_number
-from lpom.estimators.splits import split_rows
+from lpom.estimators.data import split_rows
 from lpom.exceptions import DataError, unknown_name
 from lpom.files import checksum
 from lpom.tables import TableEncoder, Target

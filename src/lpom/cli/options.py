@@ -24,6 +24,16 @@ def completing(names: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return complete
 
 
+def option(
+    panel: str, metavar: str | None, text: str, *names: str, among: Any = None, **more: Any
+) -> Any:
+    """An option in its panel of --help; ``among`` gives the names that complete it."""
+    complete = None if among is None else completing(among)
+    return typer.Option(
+        *names, metavar=metavar, help=text, rich_help_panel=panel, autocompletion=complete, **more
+    )
+
+
 Table: TypeAlias = Annotated[
     str,
     typer.Argument(
@@ -33,150 +43,84 @@ Table: TypeAlias = Annotated[
     ),
 ]
 TargetColumn: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Column to predict; may be repeated.", rich_help_panel=TABLE),
+    list[str] | None, option(TABLE, "NAME", "Column to predict; may be repeated.")
 ]
 TaskName: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME",
-        help="classification or regression, else told from the target.",
-        rich_help_panel=TABLE,
-        autocompletion=completing(lambda: ("classification", "regression")),
+    option(
+        TABLE,
+        "NAME",
+        "classification or regression, else told from the target.",
+        among=lambda: ("classification", "regression"),
     ),
 ]
 Ignored: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME", help="Column to leave out; may be repeated.", rich_help_panel=TABLE
-    ),
+    list[str] | None, option(TABLE, "NAME", "Column to leave out; may be repeated.")
 ]
 Kinds: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        TABLE,
+        "NAME=KIND",
+        "number, yes/no, category, text, date or dropped, where values mislead; may be repeated.",
         "--as",
-        metavar="NAME=KIND",
-        help="number, yes/no, category, text, date or dropped, where values mislead; may be "
-        "repeated.",
-        rich_help_panel=TABLE,
     ),
 ]
 Encoding: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Of a CSV file, e.g. cp1252 (else UTF-8).", rich_help_panel=TABLE
-    ),
+    str | None, option(TABLE, "NAME", "Of a CSV file, e.g. cp1252 (else UTF-8).")
 ]
 Separator: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="SIGN",
-        help="Of a CSV file (else , ; | or tab, as its first line has it).",
-        rich_help_panel=TABLE,
-    ),
+    option(TABLE, "SIGN", "Of a CSV file (else , ; | or tab, as its first line has it)."),
 ]
 Decimal: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIGN", help="Of decimals, where values leave it open.", rich_help_panel=TABLE
-    ),
+    str | None, option(TABLE, "SIGN", "Of decimals, where values leave it open.")
 ]
 Thousands: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIGN", help="Of thousands, where values leave it open.", rich_help_panel=TABLE
-    ),
+    str | None, option(TABLE, "SIGN", "Of thousands, where values leave it open.")
 ]
 DateOrder: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="ORDER",
-        help="dmy or mdy, where dates leave it open.",
-        rich_help_panel=TABLE,
-        autocompletion=completing(lambda: ("dmy", "mdy")),
-    ),
+    option(TABLE, "ORDER", "dmy or mdy, where dates leave it open.", among=lambda: ("dmy", "mdy")),
 ]
 TestFraction: TypeAlias = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SHARE",
-        help=f"Of the rows, held out for testing ({TEST_FRACTION}).",
-        rich_help_panel=TABLE,
-    ),
+    float | None, option(TABLE, "SHARE", f"Of the rows, held out for testing ({TEST_FRACTION}).")
 ]
-Hidden: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="WIDTHS", help="Of hidden layers, 300,100, or none.", rich_help_panel=NETWORK
-    ),
-]
+Hidden: TypeAlias = Annotated[str, option(NETWORK, "WIDTHS", "Of hidden layers, 300,100, or none.")]
 HiddenAsNeeded: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="WIDTHS",
-        help="Of hidden layers, 300,100, or none (else as the size of the data asks for).",
-        rich_help_panel=NETWORK,
+    option(
+        NETWORK,
+        "WIDTHS",
+        "Of hidden layers, 300,100, or none (else as the size of the data asks for).",
     ),
 ]
 ActivationName: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="See lpom activations.",
-        rich_help_panel=NETWORK,
-        autocompletion=completing(activations.names),
-    ),
+    str, option(NETWORK, "NAME", "See lpom activations.", among=activations.names)
 ]
 OutputActivation: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Of the last layer.",
-        rich_help_panel=NETWORK,
-        autocompletion=completing(activations.names),
-    ),
+    str, option(NETWORK, "NAME", "Of the last layer.", among=activations.names)
 ]
 AsNeeded: TypeAlias = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Else as the size of the data asks for.", rich_help_panel=TRAINING
-    ),
+    int | None, option(TRAINING, "N", "Else as the size of the data asks for.")
 ]
 MethodName: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="See lpom methods.",
-        rich_help_panel=TRAINING,
-        autocompletion=completing(methods.names),
-    ),
+    str, option(TRAINING, "NAME", "See lpom methods.", among=methods.names)
 ]
 LossName: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="Else as the target asks for.",
-        rich_help_panel=TRAINING,
-        autocompletion=completing(losses.names),
-    ),
+    str, option(TRAINING, "NAME", "Else as the target asks for.", among=losses.names)
 ]
 ClassWeight: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        metavar="WEIGHTS",
-        help="balanced, or one per class: yes=3,no=1.",
-        rich_help_panel=TRAINING,
-        autocompletion=completing(lambda: ("balanced",)),
+    option(
+        TRAINING,
+        "WEIGHTS",
+        "balanced, or one per class: yes=3,no=1.",
+        among=lambda: ("balanced",),
     ),
 ]
-Seed: TypeAlias = Annotated[
-    int,
-    typer.Option(metavar="N", help="Of weights, batches and splits.", rich_help_panel=TRAINING),
-]
-Device: TypeAlias = Annotated[
-    str,
-    typer.Option(metavar="NAME", help="cpu, cuda, ..., or auto.", rich_help_panel=TRAINING),
-]
+Seed: TypeAlias = Annotated[int, option(TRAINING, "N", "Of weights, batches and splits.")]
+Device: TypeAlias = Annotated[str, option(TRAINING, "NAME", "cpu, cuda, ..., or auto.")]
 
 
 def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from lpom.cli.folder import (
     resumable,
     run_folder,
 )
-from lpom.cli.options import RUN, TRAINING
+from lpom.cli.options import RUN, TRAINING, option
 from lpom.cli.run import Run
 from lpom.cli.settings import Settings, method_settings
 from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
@@ -51,32 +51,28 @@ def train(
     method: options.MethodName = "lpom",
     mu: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBERS",
-            help="Weight of the gaps: one number, or one per layer, 20,20,5.",
-            rich_help_panel=TRAINING,
-        ),
+        option(TRAINING, "NUMBERS", "Weight of the gaps: one number, or one per layer, 20,20,5."),
     ] = None,
     learning_rate: Annotated[
         float | None,
-        typer.Option(metavar="NUMBER", help="Of the optimiser.", rich_help_panel=TRAINING),
+        option(TRAINING, "NUMBER", "Of the optimiser."),
     ] = None,
     method_settings: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            TRAINING,
+            "SETTING=VALUE",
+            "Any other of the method, e.g. states.max_sweeps=3; may be repeated.",
             "--set",
-            metavar="SETTING=VALUE",
-            help="Any other of the method, e.g. states.max_sweeps=3; may be repeated.",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     loss: options.LossName = "auto",
     alpha: Annotated[
         float | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="Strength of the L2 penalty on weights (else 0.1, and 1 below 500 rows).",
-            rich_help_panel=TRAINING,
+        option(
+            TRAINING,
+            "NUMBER",
+            "Strength of the L2 penalty on weights (else 0.1, and 1 below 500 rows).",
         ),
     ] = None,
     class_weight: options.ClassWeight = None,
@@ -84,57 +80,53 @@ def train(
     batch_size: options.AsNeeded = None,
     early_stopping: Annotated[
         bool | None,
-        typer.Option(
-            "--early-stopping/--no-early-stopping",
-            help="Hold out a tenth of the training rows, stop when the loss on it stands still, "
+        option(
+            TRAINING,
+            None,
+            "Hold out a tenth of the training rows, stop when the loss on it stands still, "
             "and keep the weights for which it was lowest (else so from 500 rows on).",
+            "--early-stopping/--no-early-stopping",
             show_default=False,
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     precision: Annotated[
         str | None,
-        typer.Option(
-            metavar="bf16",
-            help="Round the factors of products to bfloat16: faster where layers are wide and the "
+        option(
+            TRAINING,
+            "bf16",
+            "Round the factors of products to bfloat16: faster where layers are wide and the "
             "processor has instructions for it.",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     compile: Annotated[
         bool,
-        typer.Option(
-            "--compile",
-            help="Let torch's compiler make the steps: faster for small networks, attention and "
+        option(
+            TRAINING,
+            None,
+            "Let torch's compiler make the steps: faster for small networks, attention and "
             "batch norm, after a first step of seconds to minutes. It needs a compiler for C++.",
-            rich_help_panel=TRAINING,
+            "--compile",
         ),
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Where the run goes (else the next free runs/DATA-n).",
-            rich_help_panel=RUN,
-        ),
+        option(RUN, "FOLDER", "Where the run goes (else the next free runs/DATA-n)."),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the run in --out.", rich_help_panel=RUN)
-    ] = False,
+    force: Annotated[bool, option(RUN, None, "Overwrite the run in --out.", "--force")] = False,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Resume the run in this folder, which was stopped before its end; it keeps all "
+        option(
+            RUN,
+            "FOLDER",
+            "Resume the run in this folder, which was stopped before its end; it keeps all "
             "its settings.",
-            rich_help_panel=RUN,
         ),
     ] = None,
     quiet: Annotated[
         bool,
-        typer.Option("--quiet", help="Print only the folder of the run.", rich_help_panel=RUN),
+        option(RUN, None, "Print only the folder of the run.", "--quiet"),
     ] = False,
 ) -> None:
     """Train a network on a data set or a table, and keep the run in a folder.
@@ -240,11 +232,9 @@ def _end(run: Run, folder: Path, console: Console, quiet: bool) -> None:
 
 
 def _check_alone(context: typer.Context) -> None:
-    for option in options.given(context):
-        if option not in ("--resume", "--quiet"):
-            raise ValueError(
-                f"--resume takes all settings from the run itself. Leave {option} out."
-            )
+    for given in options.given(context):
+        if given not in ("--resume", "--quiet"):
+            raise ValueError(f"--resume takes all settings from the run itself. Leave {given} out.")
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float]:

@@ -19,9 +19,9 @@ from sklearn.model_selection import HalvingGridSearchCV, ParameterSampler
 from lpom import methods
 from lpom.checks import check_number
 from lpom.cli import options
-from lpom.cli.options import TRAINING
+from lpom.cli.options import TRAINING, option
 from lpom.cli.settings import Settings
-from lpom.estimators.splits import split_rows
+from lpom.estimators.data import split_rows
 
 FACTOR = 3  # candidates are divided, and epochs multiplied by it, from round to round
 VALIDATION_SHARE = 0.2  # of the training rows
@@ -45,19 +45,15 @@ def tune(
     test_fraction: options.TestFraction = None,
     candidates: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Sets of settings to begin with, the defaults among them.",
-            rich_help_panel=TRAINING,
-        ),
+        option(TRAINING, "N", "Sets of settings to begin with, the defaults among them."),
     ] = 27,
     vary: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=A/B/...",
-            help="Values of a setting to choose among, in place of those it has by itself, e.g. "
+        option(
+            TRAINING,
+            "NAME=A/B/...",
+            "Values of a setting to choose among, in place of those it has by itself, e.g. "
             "hidden=50/300,100, alpha=0.1 or states.max_sweeps=1/3; may be repeated.",
-            rich_help_panel=TRAINING,
         ),
     ] = None,
     method: options.MethodName = "lpom",
@@ -65,11 +61,7 @@ def tune(
     class_weight: options.ClassWeight = None,
     epochs: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Of the last round (else as the size of the data asks for).",
-            rich_help_panel=TRAINING,
-        ),
+        option(TRAINING, "N", "Of the last round (else as the size of the data asks for)."),
     ] = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
@@ -212,10 +204,10 @@ def _command(
 ) -> list[str]:
     """The words that train with the chosen settings, and all else as it was given here."""
     words = ["lpom", "train", data]
-    for option, value in options.given(context).items():
-        if option not in _OWN:
+    for given, value in options.given(context).items():
+        if given not in _OWN:
             many = value if isinstance(value, list) else [value]
-            words += [word for one in many for word in (option, str(one))]
+            words += [word for one in many for word in (given, str(one))]
     for name, value in candidate.items():
         if name in _OF_TRAINING:
             words += [f"--{name.replace('_', '-')}", _text(value)]

@@ -27,10 +27,9 @@ from sklearn.utils.validation import (
 from lpom import activations, methods
 from lpom.activations import Activation
 from lpom.checks import check_choice, check_number
+from lpom.estimators.data import divided, scale_inputs, split_rows, units
 from lpom.estimators.fitted import Array, Design, FittedMLP, as_numpy
 from lpom.estimators.monotone import constrained, restore
-from lpom.estimators.splits import split_rows
-from lpom.estimators.units import divided, scale_inputs, units
 from lpom.exceptions import ConvergenceWarning, DivergenceError, warn
 from lpom.losses import Loss
 from lpom.methods import Method, State

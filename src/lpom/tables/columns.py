@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
 
 from lpom.exceptions import DataError
 from lpom.tables.dates import DateFormat, cycles_of, cyclic, date_format
 from lpom.tables.encodings import Pieces, Scaling, share_words
-from lpom.tables.numbers import NumberFormat, is_missing, number_format
+from lpom.tables.numbers import NumberFormat, is_missing, number_format, of_rows
 from lpom.tables.values import Array, Texts, Values, listed, rows
+
+if TYPE_CHECKING:
+    from lpom.tables.encoder import TableEncoder as Options
 
 FEW = 20  # as many categories or classes are always fine; more must be few beside the rows
 ENOUGH = 3  # rows of a category among many, for an input of its own
@@ -21,29 +23,11 @@ OTHER = "(other)"  # all categories without an input of their own
 MISSING = "(missing)"
 
 _NUMBERS = 0.9  # share of texts that must be numbers for a column of numbers
-_ROWS = 20  # from so many rows on, values that all differ tell something
 _ALL_RARE = 10  # rows whose category is rare in all of them
 _OTHERS = 0.05  # of the rows: so many rare categories are looked into
 _FAR = 10.0  # times the spread of training
-_IDENTIFIER = re.compile(
-    r"(^|[_\W])(?i:id|key|index|nr|no|uuid|guid)$|[a-z](Id|ID|Key|Nr|No|Index)$"
-)
-_NAMELESS = ("column 1", "Unnamed: 0", "rownames", "row.names")  # where row numbers are written
 YES_NO = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0, "t": 1.0, "f": 0.0, "y": 1.0, "n": 0.0}
 _AS_FLAG = YES_NO | {"1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
-
-
-@final
-@dataclass(frozen=True)
-class Options:
-    """What settles texts that can be read in two ways, and how columns are encoded."""
-
-    decimal: str | None = None
-    thousands: str | None = None
-    date_order: str | None = None
-    max_categories: int = 300
-    n_components: int = 30
-    scale: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,7 +89,7 @@ class Numeric(Column):
     curved: ClassVar[bool] = True
 
     number: NumberFormat = field(default_factory=NumberFormat)
-    scaling: Scaling | None = None
+    scaling: Scaling = Scaling(-np.inf, np.inf, 0.0)  # until it is fitted
 
     @abstractmethod
     def of_texts(self, texts: list[str]) -> Array: ...
@@ -138,15 +122,12 @@ class Numeric(Column):
         return self
 
     def names(self) -> list[str]:
-        assert self.scaling is not None
         return self.scaling.names(self.name)
 
     def inputs(self, values: Values) -> Array:
-        assert self.scaling is not None
         return self.scaling.inputs(self.read(values))
 
     def strange(self, values: Values) -> list[str]:
-        assert self.scaling is not None
         read, notes = self.read(values), []
         nothing = values.missing if values.numbers is not None else known_texts(values).codes < 0
         unread = np.flatnonzero(np.isnan(read) & ~nothing)
@@ -357,14 +338,12 @@ def _asked(values: Values, options: Options, kind: str) -> Column:
     texts, why = known_texts(values), "as asked for"
     if kind == "dropped":
         return Dropped(values.name, why)
-    if kind == "category":
-        return replace(_categorical(texts, values.name, options), why=why)
-    if kind == "text":
-        return replace(_text(texts, values.name, options), why=why)
+    if kind in ("category", "text"):
+        make = _categorical if kind == "category" else _text
+        return replace(make(texts, values.name, options), why=why)
     if kind == "date":
-        date = (
-            None if values.numbers is not None else date_format(texts.distinct, options.date_order)
-        )
+        written = [] if values.numbers is not None else texts.distinct
+        date = date_format(written, options.date_order) if written else None
         return Date(values.name, why, date=date or DateFormat())
     if kind == "yes/no":
         return YesNo(values.name, why)
@@ -422,15 +401,7 @@ def _teaches_nothing(column: Column, read: Array, values: Values) -> str | None:
     known = read[~np.isnan(read)]
     if len(known) == len(read) and (known == known[0]).all():
         return _constant(values)
-    whole = column.kind == "number" and bool((known % 1 == 0).all())
-    if not (whole and len(known) >= _ROWS and len(np.unique(known)) == len(known)):
-        return None
-    first, last = float(known[0]), float(known[-1])
-    dense = last - first < 2 * len(known) and first <= max(5, 0.05 * len(known))
-    if dense and bool((np.diff(known) > 0).all()):
-        return "counts the rows"
-    named = _IDENTIFIER.search(column.name) or column.name in _NAMELESS
-    return "an identifier: another number in every row" if named else None
+    return of_rows(column.name, known) if column.kind == "number" else None
 
 
 def _taken_as_missing(texts: Texts, number: NumberFormat) -> str:

@@ -12,10 +12,12 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils.validation import _check_feature_names, check_is_fitted, validate_data
 
 from lpom.exceptions import DataError, unknown_name
-from lpom.tables.columns import KINDS, Column, Dropped, Number, Options, decide
-from lpom.tables.hints import alone
+from lpom.tables.columns import KINDS, Column, Dropped, Number, decide
 from lpom.tables.numbers import like_thousands
 from lpom.tables.values import Array, Values, columns_of, listed, values_of
+
+_ENOUGH_ROWS, _MOST_ROWS = 40, 2000  # to look for a column that predicts the target alone
+_ALONE = 0.995  # accuracy or R2 of one column
 
 
 @final
@@ -95,14 +97,6 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         DataError
             With everything that can't be told or done, all at once.
         """
-        options = Options(
-            self.decimal,
-            self.thousands,
-            self.date_order,
-            self.max_categories,
-            self.n_components,
-            self.scale,
-        )
         columns = self._columns(X, reset=True)
         ignored = {self.ignore} if isinstance(self.ignore, str) else set(self.ignore)
         kinds = dict(self.kinds or {})
@@ -115,10 +109,10 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                 continue
             try:
                 values[name] = values_of(column, name)
-                decided[name] = decide(values[name], options, kinds.get(name))
+                decided[name] = decide(values[name], self, kinds.get(name))
             except DataError as error:
                 problems.append(f"column {name!r} {error}")
-        problems += _points_or_thousands(values, decided, options)
+        problems += _points_or_thousands(values, decided, self)
         if problems:
             raise DataError(f"{'; '.join(problems)}.")
         if all(column.kind == "dropped" for column in decided.values()):
@@ -126,7 +120,7 @@ class TableEncoder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             n = len(next(iter(columns.values())))
             raise DataError(f"there is no column to learn from, with n_samples={n} ({reasons}).")
         self.columns_ = decided
-        self.hints_ = [] if y is None else alone(self._blocks(values), y)
+        self.hints_ = [] if y is None else _telling_alone(self._blocks(values), y)
         return self
 
     def transform(self, X: Any) -> Array:
@@ -209,7 +203,7 @@ def _unknown(said: set[str], columns: list[str], kinds: Mapping[str, str]) -> li
 
 
 def _points_or_thousands(
-    values: Mapping[str, Values], columns: Mapping[str, Column], options: Options
+    values: Mapping[str, Values], columns: Mapping[str, Column], options: TableEncoder
 ) -> list[str]:
     """Points that would separate thousands if they were written as another column's commas are."""
     numbers = {n: c for n, c in columns.items() if isinstance(c, Number)}
@@ -227,3 +221,33 @@ def _points_or_thousands(
                     "say --thousands '.' or --decimal '.' (in Python thousands='.' or decimal='.')"
                 )
     return problems
+
+
+def _telling_alone(blocks: Mapping[str, Array], y: Any) -> list[str]:
+    """A sentence for each column that a tree predicts nearly all of ``y`` from."""
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
+    target = np.asarray(y)
+    if len(blocks) < 2 or target.ndim != 1 or len(target) < _ENOUGH_ROWS:
+        return []
+    rows = np.random.default_rng(0).permutation(len(target))[:_MOST_ROWS]
+    distinct, codes = np.unique(target, return_inverse=True)
+    numbers = target.dtype.kind == "f" or (
+        target.dtype.kind in "iu" and len(distinct) > min(20, len(target) / 2)
+    )
+    target = target[rows] if numbers else codes[rows]
+    if not (np.isfinite(target).all() if numbers else np.bincount(target).max() < 0.9 * len(rows)):
+        return []
+    half = len(rows) // 2
+    tree = DecisionTreeRegressor if numbers else DecisionTreeClassifier
+    hints = []
+    for name, block in blocks.items():
+        part = block[rows]
+        model = tree(random_state=0).fit(part[:half], target[:half])
+        score = model.score(part[half:], target[half:])
+        if score >= _ALONE:
+            hints.append(
+                f"column {name!r} alone predicts the target ({'R2' if numbers else 'accuracy'} "
+                f"{score:.3f}): is it known before the target is? If not, ignore it."
+            )
+    return hints

@@ -27,6 +27,11 @@ _BODY = re.compile(r"[+-]?(\d[\d.,' ]*|[.,]\d+)(e[+-]?\d+)?", re.I)
 _SHARE = re.compile(r"%\W*$")
 _SAMPLE = 1000  # values that are looked at before all others are
 _CODE = re.compile(r"0\d+$")  # 007: a leading zero means that it is not counted with
+_ROWS = 20  # from so many rows on, values that all differ tell something
+_IDENTIFIER = re.compile(
+    r"(^|[_\W])(?i:id|key|index|nr|no|uuid|guid)$|[a-z](Id|ID|Key|Nr|No|Index)$"
+)
+_NAMELESS = ("column 1", "Unnamed: 0", "rownames", "row.names")  # where row numbers are written
 
 
 @final
@@ -130,6 +135,19 @@ def like_thousands(texts: Sequence[str]) -> str | None:
     if pointed and all(re.fullmatch(r"[+-]?[1-9]\d{0,2}\.\d{3}", bare) for bare in pointed):
         return pointed[0]
     return None
+
+
+def of_rows(name: str, numbers: Array) -> str | None:
+    """Why the numbers of a column only count or name its rows, if they do."""
+    whole = bool((numbers % 1 == 0).all())
+    if not (whole and len(numbers) >= _ROWS and len(np.unique(numbers)) == len(numbers)):
+        return None
+    first, last = float(numbers[0]), float(numbers[-1])
+    dense = last - first < 2 * len(numbers) and first <= max(5, 0.05 * len(numbers))
+    if dense and bool((np.diff(numbers) > 0).all()):
+        return "counts the rows"
+    named = _IDENTIFIER.search(name) or name in _NAMELESS
+    return "an identifier: another number in every row" if named else None
 
 
 def is_missing(text: str) -> bool:

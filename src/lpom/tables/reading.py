@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import codecs
 import csv
+import gzip
 import io
 import sys
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +22,6 @@ import numpy as np
 
 from lpom.checks import require
 from lpom.exceptions import DataError
-from lpom.tables.unpacking import check_claim, check_zip, gunzip
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +31,8 @@ SEPARATORS = (",", ";", "\t", "|")
 ENDINGS = ".csv, .tsv, .csv.gz, .parquet, .xlsx or .npz"
 _TIMES_OF_PARQUET = 1000  # columns of few values take a bit or less in each row
 SHOWN = 5  # columns an error names
+ROOM = 2**27  # bytes that any packed file may unpack to: a small one may claim much
+TIMES = 100  # and this often its own size: text and numbers shrink to a tenth, rarely more
 
 _MARKS = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 
@@ -305,3 +309,39 @@ def _list(names: Sequence[str]) -> str:
 
 def _count(word: str, n: int) -> str:
     return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def check_claim(path: Path, claimed: int, times: int = TIMES) -> None:
+    """Refuse a file that says it unpacks to more bytes than its own size makes plausible."""
+    limit = ROOM + times * path.stat().st_size
+    if claimed > limit:
+        raise DataError(
+            f"{path} should unpack to at most {limit / 2**20:,.0f} MiB for its size, but has "
+            f"{claimed / 2**20:,.0f} MiB or more in it. It is damaged, or made to fill the memory: "
+            "unpack it yourself if you trust it."
+        )
+
+
+def gunzip(path: Path) -> bytes:
+    """The content of a gzip file; never more than a plausible part of it is in memory."""
+    limit = ROOM + TIMES * path.stat().st_size
+    try:
+        with gzip.open(path) as file:
+            content = file.read(limit + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path} should be a gzip file, but it cannot be unpacked ({error}). It is damaged or "
+            "was cut off: fetch or save it again."
+        ) from error
+    check_claim(path, len(content))
+    return content
+
+
+def check_zip(path: Path) -> None:
+    """Look at the sizes that a zip archive (NPZ, Excel) claims; its reader keeps to them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            claimed = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+        return  # its reader says what is wrong with it
+    check_claim(path, claimed)

@@ -1,4 +1,4 @@
-"""Columns of an unfamiliar size: what they are divided by while a network learns from them.
+"""Rows that are held back, and what columns are divided by while a network learns from them.
 
 Networks learn from numbers near 1. A table whose columns' largest numbers lie, in the middle,
 between `SMALL` and `LARGE` stays as it is; another one is divided by that one number, which keeps
@@ -49,3 +49,27 @@ def scale_inputs(model: nn.Sequential, by: NDArray[Any] | None, *, into: bool) -
     if by is not None and first is not None:
         factor = torch.as_tensor(by if into else 1 / by).to(first.weight)
         first.weight.mul_(factor)
+
+
+def split_rows(
+    n: int,
+    fraction: float,
+    rng: np.random.Generator | np.random.RandomState,
+    classes: NDArray[Any] | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Row numbers in two parts, ``fraction`` of them in the second, classes in equal shares.
+
+    Rows are shuffled, sorted by class, and taken at equal distances: no class, however rare, can
+    make it fail.
+
+    >>> keep, hold = split_rows(10, 0.2, np.random.default_rng(0), np.repeat([0, 1], 5))
+    >>> len(keep), hold // 5
+    (8, array([0, 1]))
+    """
+    count = round(fraction * n)
+    order = rng.permutation(n)
+    if classes is not None:
+        order = order[np.argsort(classes[order], kind="stable")]
+    held = np.zeros(n, dtype=bool)
+    held[order[((np.arange(count) + 0.5) * n / max(count, 1)).astype(int)]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
