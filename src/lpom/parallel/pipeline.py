@@ -142,9 +142,10 @@ class Pipeline(Team):
             yield batch
             batch = self._next
 
-    def step(self, batch: Batch) -> Tensor | None:
+    def step(self, problem: Problem, batch: Batch, state: State) -> Tensor | None:
         """Feed a batch forward, and carry back the one before it by as many as may be under way.
 
+        Called as a method's step is; ``problem`` and ``state``, of the whole model, are known.
         Returns the network's outputs on the batch, on the ranks that have the last layer.
         """
         if self.state is not self.whole:

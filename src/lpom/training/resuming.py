@@ -65,7 +65,7 @@ def state_dict(trainer: Trainer) -> dict[str, Any]:
         "batches done": trainer.steps_done,
         "samples seen": trainer.rows_seen,
         "first targets": _first_targets(trainer),
-        "measured": trainer.of_all(trainer.measured).state_dict(),
+        "measured": trainer.measured.state_dict(),
         "history": [asdict(epoch) for epoch in trainer.history],
         "early stopping": None if trainer.watch is None else trainer.watch.state_dict(),
         "good": trainer.good,

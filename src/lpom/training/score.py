@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -21,17 +19,20 @@ from lpom.training.interface import Interface, n_rows, own_loss, target_of
 from lpom.training.randomness import Generators
 from lpom.training.task import LossLike, Task
 
-#: A multiple of the numbers that any processor works on at once.
-_LANES = 64
-#: Numbers of outputs that wait to be scored together.
+#: Numbers of outputs that wait to be counted together.
 _WAITING = 2**16
 
 
 class Score:
-    """Mean loss and accuracy (whole rows right) or R2, summed up batch by batch."""
+    """Mean loss and accuracy (whole rows right) or R2, summed up batch by batch.
+
+    Batches wait until they are many enough to be counted in one go; :meth:`settle` counts the
+    last ones. Sums stay on the device until read.
+    """
 
     def __init__(self, task: Task) -> None:
         self.task = task
+        self._by_function = task.by_function
         self._waiting: list[tuple[Tensor, Tensor, Tensor | None]] = []
         self._numbers = 0  # of outputs in there
         self._sums: dict[str, Tensor] = {}
@@ -40,92 +41,60 @@ class Score:
         self._high: Tensor | None = None
 
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
-        """Count a batch: with those before it once they are many, or when somebody asks."""
-        if not len(outputs):  # all rows of this batch are other processes'
-            return
-        if self.task.by_function:
-            self._add_by_function(outputs, target, weight)
-            return
         self._waiting.append((outputs, target, weight))
         self._numbers += outputs.numel()
-        if self._numbers >= _WAITING:
-            self._settle()
+        if self._by_function or self._numbers >= _WAITING:  # a function wants batches as they stand
+            self.settle()
 
-    def _settle(self) -> None:
-        """Count all that waits; sums stay on the device until read."""
-        if not self._waiting:
+    def settle(self) -> None:
+        """Count all that waits."""
+        batches = [self._weighted(*batch) for batch in self._waiting if len(batch[0])]
+        self._waiting, self._numbers = [], 0
+        if not batches:  # none, or all rows are other processes'
             return
-        waiting, self._waiting, self._numbers = self._waiting, [], 0
-        outputs, targets, weights = zip(*waiting, strict=True)
-        if self.task.n_steps or len({given is None for given in weights}) > 1:
-            for batch in waiting:
-                self._add(*batch, [len(batch[0])])
-            return
-        weight = None if weights[0] is None else torch.cat(weights)
-        self._add(torch.cat(outputs), torch.cat(targets), weight, [len(rows) for rows in outputs])
+        outputs, target, weight = map(torch.cat, zip(*batches, strict=True))
+        self._rows += len(target)
+        self._count("weight", torch.ones_like(weight), weight)
+        self._count("loss", self.task.loss.value(outputs, target), weight)
+        if not self._by_function:
+            low, high = outputs.amin(0), outputs.amax(0)
+            self._low = low if self._low is None else torch.minimum(self._low, low)
+            self._high = high if self._high is None else torch.maximum(self._high, high)
+        if self.task.kind == "numbers":  # whose squares may be large
+            outputs, target = (v.reshape(len(target), -1).double() for v in (outputs, target))
+            self._count("error", (outputs - target).square(), weight)
+            self._count("first", target, weight)
+            self._count("second", target.square(), weight)
+        elif self.task.kind != "other":
+            self._count("right", self.task.right(outputs, target), weight)
 
-    def _add(
-        self, outputs: Tensor, target: Tensor, weight: Tensor | None, parts: list[int]
-    ) -> None:
-        """Count batches one below the other, of so many rows each.
-
-        They are summed up one after the other, so that not even rounding tells how many came at
-        once.
-        """
-        if self.task.n_steps:
-            counted = self.task.loss.counted(target)
-            weight = counted if weight is None else counted * weight[:, None]
-            counts = counted.flatten() > 0
-            weight, outputs, target = (
-                values.flatten(0, 1)[counts] for values in (weight, outputs, target)
-            )
-            parts = [len(outputs)]
-        rows = len(outputs)
-        self._rows += rows
+    def _weighted(
+        self, outputs: Tensor, target: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A batch with weights; of sequences the steps that count, one below the other."""
         if weight is None:
-            self._count("weight", torch.tensor([float(rows)]).to(outputs.device), None, [1])
-        else:
-            self._count("weight", weight, None, parts)
-        filled = _filled_up(outputs)
-        losses = self.task.loss.value(filled, _filled_up(target))
-        low, high = filled[:rows].amin(0), filled[:rows].amax(0)
-        self._low = torch.minimum(self._low, low) if self._low is not None else low
-        self._high = torch.maximum(self._high, high) if self._high is not None else high
-        self._count("loss", losses[:rows], weight, parts)
-        if self.task.kind == "numbers":
-            # squares of large numbers
-            self._add_squares(outputs.double(), target.double(), weight, parts)
-        else:
-            # whole numbers add up to the same in any order
-            right = self.task.right(outputs, target)
-            self._count("right", right, weight, parts if weight is not None else [rows])
+            weight = torch.ones(len(target), device=outputs.device)
+        if not self.task.n_steps:
+            return outputs, target, weight
+        weight = self.task.loss.counted(target) * weight[:, None]
+        counts = self.task.loss.counted(target) > 0
+        return outputs[counts], target[counts], weight[counts]
 
-    def _add_by_function(self, outputs: Tensor, target: Tensor, weight: Tensor | None) -> None:
-        """Count a batch whose loss is a function of the batch as it stands."""
-        rows = len(target)
-        self._rows += rows
-        self._count("weight", outputs.new_ones(rows) if weight is None else weight, None, [rows])
-        self._count("loss", self.task.loss.value(outputs, target), weight, [rows])
-        if self.task.kind == "numbers":
-            flat = outputs.reshape(rows, -1).double()
-            self._add_squares(flat, target.reshape(rows, -1).double(), weight, [rows])
-        elif self.task.kind == "classes":
-            self._count("right", self.task.right(outputs, target), weight, [rows])
-
-    def _add_squares(
-        self, outputs: Tensor, target: Tensor, weight: Tensor | None, parts: list[int]
-    ) -> None:
-        self._count("error", (outputs - target).square(), weight, parts)
-        self._count("first", target, weight, parts)
-        self._count("second", target.square(), weight, parts)
+    def _count(self, key: str, values: Tensor, weight: Tensor) -> None:
+        values = values.double()
+        total = (values * weight.view(-1, *[1] * (values.ndim - 1))).sum(0)
+        self._sums[key] = self._sums[key] + total if key in self._sums else total
 
     def state_dict(self) -> dict[str, Any]:
-        self._settle()
-        return {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
+        sums = {"sums": self._sums, "rows": self._rows, "low": self._low, "high": self._high}
+        return sums | {"waiting": self._waiting}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._sums, self._rows = dict(saved["sums"]), saved["rows"]
         self._low, self._high = saved["low"], saved["high"]
+        self._waiting, self._numbers = [], 0
+        for batch in saved["waiting"]:
+            self.add(*batch)
 
     def joined(self, parts: Sequence[dict[str, Any]]) -> Score:
         """The score of all that was counted, given what each of several processes counted."""
@@ -143,35 +112,16 @@ class Score:
 
     def __bool__(self) -> bool:
         """Whether anything was counted."""
-        self._settle()
         return bool(self._sums)
 
     def constant_outputs(self) -> list[int]:
         """Outputs that gave one and the same value for every sample (of two or more)."""
-        self._settle()
         if self._low is None or self._high is None or self._rows < 2:
             return []
         return [int(i) for i in (self._high == self._low).nonzero()]
 
-    def _count(self, key: str, values: Tensor, weight: Tensor | None, sizes: Sequence[int]) -> None:
-        if weight is not None:
-            values = values * weight.view(-1, *[1] * (values.ndim - 1))
-        values, at = values.double(), 0
-        if len(sizes) == 1:
-            sum_ = values.sum(0)
-            self._sums[key] = self._sums[key] + sum_ if key in self._sums else sum_
-            return
-        sums = [self._sums[key][None]] if key in self._sums else []
-        for size, same in itertools.groupby(sizes):
-            count = len(list(same))
-            part = values[at : at + count * size]
-            sums.append(part.view(count, size, *values.shape[1:]).sum(1))
-            at += count * size
-        self._sums[key] = torch.cat(sums).cumsum(0)[-1]
-
     @property
     def loss(self) -> float:
-        self._settle()
         return float(self._sums["loss"] / self._sums["weight"])
 
     @property
@@ -180,7 +130,6 @@ class Score:
 
         Of a task that has neither, the loss with its sign turned.
         """
-        self._settle()
         if self.task.kind == "other":
             return -self.loss
         sums, n = self._sums, self._sums["weight"]
@@ -192,15 +141,6 @@ class Score:
         return float(r2.mean())
 
 
-def _filled_up(rows: Tensor) -> Tensor:
-    """With rows of zeros, so that all of them go through the same lanes of a processor's vectors.
-
-    Numbers that are left over may be rounded in another way there. Column by column in memory,
-    which is how losses and extremes of a few outputs take least time.
-    """
-    return F.pad(rows.movedim(0, -1), (0, -len(rows) % _LANES)).movedim(-1, 0)
-
-
 @torch.no_grad()
 def measure(problem: Problem, source: Source, task: Task, model: nn.Module | None = None) -> Score:
     """Loss and score of a plain forward pass over all rows, of another model if one is given."""
@@ -210,6 +150,7 @@ def measure(problem: Problem, source: Source, task: Task, model: nn.Module | Non
         for batch in source.in_order():
             outputs = problem.outputs(batch.inputs, model)
             measured.add(outputs, batch.target, batch.weight)
+    measured.settle()
     return measured
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -93,8 +93,8 @@ class Trainer:
         self.method, self.state = method, state
         self.team: Team = team or Alone()
         self.probe = train.probe()
-        step: Callable[[Batch], Tensor | None] = self._step_alone if team is None else team.step
-        self._step, self.precision, self.compile = step, precision, compile
+        self.step = method.step if team is None else team.step
+        self.precision, self.compile = precision, compile
         self.train, self.validation = train, validation
         self.epochs, self.seed, self.endless = epochs, seed, endless
         self.callbacks, self.folder = callbacks, folder
@@ -206,8 +206,17 @@ class Trainer:
             bar.draw(0, "compiling the step", "")
         clock = time.perf_counter() - self.epoch_seconds
         for batch in self.team.ahead(batches):
-            advance(self.state, 0.0 if self.endless else self._share_done())
-            outputs = self._step(batch)
+            within = self.steps_done / self.train.steps if self.train.steps else 0.0
+            advance(self.state, 0.0 if self.endless else (epoch + within) / self.epochs)
+            try:
+                outputs = self.step(self.problem, batch, self.state)
+            except ValueError as error:
+                if len(batch) > 1 or "more than 1 value per channel" not in str(error):
+                    raise
+                raise ValueError(
+                    "batch norm has no variance in a batch of a single row, as the last one of "
+                    "this epoch is. Take another batch_size, or drop_last=True in a DataLoader."
+                ) from error
             if self.average is not None:
                 self.average.update_parameters(self.model)
             self.steps_done += 1
@@ -232,17 +241,6 @@ class Trainer:
             raise ValueError("the DataLoader gave no batch; at least one is needed.")
         if not self._finite():
             self._diverged()
-
-    def _step_alone(self, batch: Batch) -> Tensor | None:
-        try:
-            return self.method.step(self.problem, batch, self.state)
-        except ValueError as error:
-            if len(batch) > 1 or "more than 1 value per channel" not in str(error):
-                raise
-            raise ValueError(
-                "batch norm has no variance in a batch of a single row, as the last one of this "
-                "epoch is. Take another batch_size, or drop_last=True in a DataLoader."
-            ) from error
 
     def _end_epoch(self) -> None:
         """Measure, on the side, what the epoch has brought, and write it down."""
@@ -271,6 +269,7 @@ class Trainer:
 
     def of_all(self, score: Score) -> Score:
         """What all processes have counted together."""
+        score.settle()
         if self.team.size == 1:
             return score
         return score.joined(self.team.gather(score.state_dict()))
@@ -371,10 +370,6 @@ class Trainer:
 
     def elapsed(self) -> float:
         return self.seconds if self._clock is None else time.perf_counter() - self._clock
-
-    def _share_done(self) -> float:
-        within = 0.0 if self.train.steps is None else self.steps_done / self.train.steps
-        return (len(self.history.epochs) + within) / self.epochs
 
     @property
     def _settled(self) -> bool:
