@@ -151,12 +151,12 @@ def in_the_second_epoch(rank, happens, step_number=5):
     """Let something happen to one rank in the middle of the second epoch, or at another step."""
     step, done = Pipeline.step, 0
 
-    def disturbed(self, batch):
+    def disturbed(self, *arguments):
         nonlocal done
         done += 1
         if done == step_number and self.ranks.rank == rank:
             happens()
-        return step(self, batch)
+        return step(self, *arguments)
 
     Pipeline.step = disturbed
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from lpom.checks import check_choice, check_number
@@ -77,7 +77,7 @@ class Watch:
         return {"best": self.best, "reached": self.reached, "waited": self.waited}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.best, self.reached, self.waited = saved["best"], saved["reached"], saved["waited"]
+        vars(self).update(saved)
 
 
 class Stopped(Exception):
@@ -102,12 +102,7 @@ class Signals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._put_back()
         if self.received == signal.SIGTERM:
             self._terminate(self.received, None)
@@ -165,12 +160,7 @@ class Bar:
             self._task = self._progress.add_task("training", total=self._total, text="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 

@@ -13,7 +13,6 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 import torch
@@ -23,8 +22,6 @@ from lpom.checks import check_number
 from lpom.exceptions import CheckpointError, warn
 from lpom.files import check_writable, remove_parts, write_atomically
 from lpom.training.callbacks import Signals
-
-_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -75,15 +72,10 @@ class RunFolder:
         self.signals.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if self._lock is not None:
             self._lock.close()
-        self.signals.__exit__(kind, error, trace)
+        self.signals.__exit__(kind, *rest)
 
     def files(self) -> list[Path]:
         """All checkpoints, the latest first."""
@@ -141,7 +133,7 @@ class RunFolder:
         return True
 
 
-def hold(folder: Path, name: str = _LOCK) -> IO[bytes]:
+def hold(folder: Path, name: str = "lock") -> IO[bytes]:
     """An open file in ``folder``, locked until it is closed or the process dies.
 
     Raises
@@ -159,7 +151,10 @@ def hold(folder: Path, name: str = _LOCK) -> IO[bytes]:
             "can be written to, with room for a few times the model."
         ) from error
     try:
-        _lock(file)
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise CheckpointError(
@@ -215,11 +210,3 @@ def _writable(value: Any) -> Any:
 
 def checksum(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Raise OSError if another open file has the lock."""
-    if os.name == "posix":
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -21,13 +21,6 @@ from lpom.methods.base import Runner, main_output, tensors_of
 
 #: Numbers drawn in a step (dropout) come from torch's generator, as without the compiler.
 _OPTIONS: dict[str, Any] = {"fallback_random": True}
-
-
-def runner(compile: bool, precision: str | None) -> Callable[[nn.Module], Runner] | None:
-    """What makes of a model that which runs it in a step; None where that is the model itself."""
-    if compile:
-        return Compiled
-    return Rounded if precision else None
 
 
 class Compiled:

@@ -24,6 +24,7 @@ from lpom.training.interface import (
     check_inputs,
     map_inputs,
     n_rows,
+    target_of,
 )
 from lpom.training.task import Task
 
@@ -301,7 +302,7 @@ class Loader(Source):
         interface, like = self.interface, self.interface.like
         rows = map_inputs(
             lambda part: dense_rows(check_inputs(part, interface), slice(None)),
-            interface.with_targets(X, item),
+            dict(item) if interface.own_loss and isinstance(item, Mapping) else X,
         )
         if y is None and interface.own_loss:
             y = torch.zeros(n_rows(rows))
@@ -352,7 +353,7 @@ def loader_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
 def parts_of(item: Any) -> tuple[Inputs, Any, Any]:
     """Inputs, targets and weights of what a loader yields; None for those it does not have."""
     if isinstance(item, Mapping):
-        name = next((name for name in TARGETS if name in item), None)
+        name = target_of(item)
         inputs = {key: value for key, value in item.items() if key != name}
         if not tensors_of(inputs):
             raise TypeError(

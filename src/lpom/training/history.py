@@ -42,12 +42,8 @@ class Epoch:
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Epoch:
-        """An epoch from its fields, whose lists become tuples again."""
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in record.items()
-        }
-        return cls(**fields)
+        """An epoch from its fields as JSON has them: lists, and texts for numbers it lacks."""
+        return cls(**{name: _read(value) for name, value in record.items()})
 
 
 @dataclass(repr=False)
@@ -114,9 +110,11 @@ class History:
 
         Numbers that JSON does not have are written as texts, "inf" and "nan".
         """
-        records = [{"metric": self.metric, **_written(asdict(epoch))} for epoch in self.epochs]
-        lines = [json.dumps(record, allow_nan=False) for record in records]
-        write_atomically(path, "".join(line + "\n" for line in lines).encode())
+        lines = []
+        for epoch in self.epochs:
+            record = {name: _written(value) for name, value in asdict(epoch).items()}
+            lines.append(json.dumps({"metric": self.metric} | record, allow_nan=False) + "\n")
+        write_atomically(path, "".join(lines).encode())
 
     @classmethod
     def from_jsonl(cls, path: str | Path, metric: str = "accuracy") -> History:
@@ -125,7 +123,7 @@ class History:
         for line in Path(path).read_text().splitlines():
             record = json.loads(line)
             history.metric = record.pop("metric")
-            history.epochs.append(Epoch(**_read(record)))
+            history.epochs.append(Epoch.of(record))
         return history
 
 
@@ -150,22 +148,12 @@ class Result:
 
 
 def _written(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _written(inner) for name, inner in value.items()}
-        case list() | tuple():
-            return [_written(inner) for inner in value]
-        case float() if not math.isfinite(value):
-            return str(value)
-    return value
+    if isinstance(value, tuple):
+        return [_written(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _read(inner) for name, inner in value.items()}
-        case list():
-            return tuple(_read(inner) for inner in value)
-        case str():
-            return float(value)
-    return value
+    if isinstance(value, list | tuple):
+        return tuple(map(_read, value))
+    return float(value) if isinstance(value, str) else value

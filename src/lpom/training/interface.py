@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +66,19 @@ class Interface:
                     "loss by name or as a function."
                 )
         example, indices = _first_rows(X, like), False
-        if isinstance(example, Tensor) and _has_tables(model):
+        if isinstance(example, Tensor) and _has(model, nn.Embedding, nn.EmbeddingBag):
             indices = not _goes_through(model, example) and _goes_through(model, example.long())
             example = example.long() if indices else example
         last = LastCall()
         try:
-            outputs = _outputs(model, example, last)
+            outputs = main_output(_outputs(model, example, last))
         except _FAILURES as error:
             raise _explained(error, model, example) from error
         fast = False
         if isinstance(example, Tensor) and example.ndim == 4:
             layout = example.contiguous(memory_format=torch.channels_last)
-            fast = _has_convolutions(model) and _goes_through(model, layout)
+            convolves = _has(model, nn.Conv2d, nn.ConvTranspose2d)
+            fast = convolves and _goes_through(model, layout)
         return cls(model, example, outputs, like, indices, fast, last.activation(outputs))
 
     @property
@@ -111,10 +113,6 @@ class Interface:
             raise ValueError(
                 f"X needs shape ({wanted}), as the model takes it; got {tuple(X.shape)}."
             )
-
-    def with_targets(self, X: Inputs, batch: Any) -> Inputs:
-        """The inputs of a batch: with the targets for a model that computes its own loss."""
-        return dict(batch) if self.own_loss and isinstance(batch, Mapping) else X
 
     def stored(self, X: Tensor) -> Tensor:
         """All rows, row after row, in the model's dtype and on its device: itself, or one copy."""
@@ -222,17 +220,16 @@ def _first_rows(X: Inputs, like: Tensor) -> Inputs:
     return map_inputs(first, X)
 
 
-def _outputs(model: nn.Module, example: Inputs, last: LastCall | None = None) -> Tensor:
+def _outputs(model: nn.Module, example: Inputs, last: LastCall | None = None) -> Any:
+    """All that the model gives, as nobody has asked."""
     with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
-        if last is None:
-            return main_output(call(model, example))
-        with last:
-            return main_output(call(model, example))
+        with last or nullcontext():
+            return call(model, example)
 
 
 def _goes_through(model: nn.Module, example: Tensor) -> bool:
     try:
-        _outputs(model, example)
+        main_output(_outputs(model, example))
     except _FAILURES:
         return False
     return True
@@ -242,8 +239,7 @@ def _own_loss(model: nn.Module, batch: Inputs, like: Tensor) -> Interface | None
     """The interface of a model whose outputs have a loss; None if they have none."""
     example = _first_rows(batch, like)
     try:
-        with torch.no_grad(), evaluating(model), torch.random.fork_rng(devices=[]):
-            loss = getattr(call(model, example), "loss", None)
+        loss = getattr(_outputs(model, example), "loss", None)
     except _FAILURES:
         return None
     if not isinstance(loss, Tensor):
@@ -257,12 +253,8 @@ def own_loss(outputs: Any) -> Tensor:
     return loss
 
 
-def _has_tables(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in model.modules())
-
-
-def _has_convolutions(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in model.modules())
+def _has(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _explained(error: Exception, model: nn.Module, example: Inputs) -> Exception:

@@ -86,11 +86,15 @@ def load_state_dict(trainer: Trainer, saved: dict[str, Any]) -> None:
     The data must be the same, and a ``DataLoader`` give the same batches from the same
     states of its generator and of torch's.
     """
-    check_agreement(saved["run"], describe(trainer))
+    before, now = saved["run"], describe(trainer)
+    differing = [name for name in now if before.get(name) != now[name]]
+    if differing:
+        listed = (f"{name} {before.get(name)} there, {now[name]} here" for name in differing)
+        raise ValueError(f"this is not the run that was begun: {'; '.join(listed)}.")
     saved = copied(saved, trainer.problem.parameters[0].device)
     drawn = saved["generators"]
     trainer.history = History(trainer.task.metric, [Epoch.of(epoch) for epoch in saved["history"]])
-    if not same(drawn["start"], trainer.generators.start):
+    if not all(map(torch.equal, drawn["start"], trainer.generators.start)):
         trainer.generators.restore(drawn["start"])
         trainer.generators.start = drawn["start"]
         trainer.train.rewind()
@@ -185,16 +189,6 @@ def optimizer_of(state: State) -> list[str]:
     return found
 
 
-def check_agreement(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise and say what differs, unless one run can go on from the other."""
-    differing = [name for name in now if before.get(name) != now[name]]
-    if differing:
-        listed = "; ".join(
-            f"{name} {before.get(name)} there, {now[name]} here" for name in differing
-        )
-        raise ValueError(f"this is not the run that was begun: {listed}.")
-
-
 def copied(value: Any, device: torch.device) -> Any:
     """Copies of all tensors, on this device but for the bytes of generators."""
     match value:
@@ -221,10 +215,6 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 def put_back(model: nn.Module, weights: dict[str, Tensor]) -> None:
     for name, tensor in named_tensors(model):
         tensor.copy_(weights[name])
-
-
-def same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from lpom.graph.tracing import unwrapped
 from lpom.methods import Problem
 from lpom.methods.base import main_output
 from lpom.modes import evaluating
-from lpom.training.compile import runner
+from lpom.training.compile import Compiled, Rounded
 from lpom.training.data import Loader, Source, to_measure
 from lpom.training.interface import Interface, n_rows, own_loss, target_of
 from lpom.training.randomness import Generators
@@ -37,8 +38,7 @@ class Score:
         self._numbers = 0  # of outputs in there
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
-        self._low: Tensor | None = None
-        self._high: Tensor | None = None
+        self._low, self._high = torch.tensor(math.inf), torch.tensor(-math.inf)
 
     def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
         self._waiting.append((outputs, target, weight))
@@ -57,9 +57,8 @@ class Score:
         self._count("weight", torch.ones_like(weight), weight)
         self._count("loss", self.task.loss.value(outputs, target), weight)
         if not self._by_function:
-            low, high = outputs.amin(0), outputs.amax(0)
-            self._low = low if self._low is None else torch.minimum(self._low, low)
-            self._high = high if self._high is None else torch.maximum(self._high, high)
+            self._low = torch.minimum(self._low, outputs.amin(0))
+            self._high = torch.maximum(self._high, outputs.amax(0))
         if self.task.kind == "numbers":  # whose squares may be large
             outputs, target = (v.reshape(len(target), -1).double() for v in (outputs, target))
             self._count("error", (outputs - target).square(), weight)
@@ -101,13 +100,10 @@ class Score:
         whole = Score(self.task)
         for part in parts:
             for key, total in part["sums"].items():
-                known = whole._sums.get(key)
-                whole._sums[key] = total if known is None else known + total
+                whole._sums[key] = whole._sums[key] + total if key in whole._sums else total
             whole._rows += part["rows"]
-        lows = [part["low"] for part in parts if part["low"] is not None]
-        highs = [part["high"] for part in parts if part["high"] is not None]
-        if lows:
-            whole._low, whole._high = torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+            whole._low = torch.minimum(whole._low, part["low"])
+            whole._high = torch.maximum(whole._high, part["high"])
         return whole
 
     def __bool__(self) -> bool:
@@ -116,7 +112,7 @@ class Score:
 
     def constant_outputs(self) -> list[int]:
         """Outputs that gave one and the same value for every sample (of two or more)."""
-        if self._low is None or self._high is None or self._rows < 2:
+        if self._rows < 2:
             return []
         return [int(i) for i in (self._high == self._low).nonzero()]
 
@@ -204,8 +200,8 @@ def problem_of(
     if precision is not None:  # losses are taken in the precision of the weights
         rounded, like = read, interface.like
         read = lambda outputs: rounded(outputs).to(like.dtype)  # noqa: E731
-    compiled = runner(compile, precision)
-    return Problem(interface.model, task.loss, interface.example, read, compiled)
+    runner = Compiled if compile else Rounded if precision else None
+    return Problem(interface.model, task.loss, interface.example, read, runner)
 
 
 def place_of(model: nn.Module, *, training: bool = True) -> torch.device:

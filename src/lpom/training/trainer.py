@@ -146,14 +146,8 @@ class Trainer:
         return self._result()
 
     def _result(self) -> Result:
-        return Result(
-            self.history,
-            self.status,
-            self.seconds,
-            self.training_seconds,
-            self.task,
-            self.state,
-        )
+        times = self.seconds, self.training_seconds
+        return Result(self.history, self.status, *times, self.task, self.state)
 
     def _run_epochs(self, bar: Bar) -> None:
         if not self.history and not self.steps_done:
@@ -301,32 +295,30 @@ class Trainer:
 
     def _record(self, measured: Score, checked: Score | None) -> None:
         self.method.end_epoch(self.problem, self.probe, self.state)
-        epoch = self._epoch(measured, checked) if self.team.first else None
+        epoch = None
+        if self.team.first:
+            epoch = Epoch(
+                epoch=len(self.history) + 1,
+                seconds=self.epoch_seconds,
+                samples_per_second=self.rows_seen / self.epoch_seconds,
+                objective=None,
+                loss=measured.loss,
+                score=measured.score,
+                validation_loss=None if checked is None else checked.loss,
+                validation_score=None if checked is None else checked.score,
+            )
+            if self.diagnostics:
+                objective = self.method.objective(self.problem, self.probe, self.state)
+                size = float(self.probe.total_weight)
+                epoch = replace(
+                    epoch,
+                    objective=objective.total / size,
+                    gaps=tuple(gap / size for gap in objective.gaps),
+                    rates=tuple(self.method.rates(self.problem, self.probe, self.state)),
+                )
         epoch = self.team.of_first(epoch)
         assert epoch is not None  # the first made it
         self.history.epochs.append(epoch)
-
-    def _epoch(self, measured: Score, checked: Score | None) -> Epoch:
-        epoch = Epoch(
-            epoch=len(self.history) + 1,
-            seconds=self.epoch_seconds,
-            samples_per_second=self.rows_seen / self.epoch_seconds,
-            objective=None,
-            loss=measured.loss,
-            score=measured.score,
-            validation_loss=None if checked is None else checked.loss,
-            validation_score=None if checked is None else checked.score,
-        )
-        if not self.diagnostics:
-            return epoch
-        objective = self.method.objective(self.problem, self.probe, self.state)
-        size = float(self.probe.total_weight)
-        return replace(
-            epoch,
-            objective=objective.total / size,
-            gaps=tuple(gap / size for gap in objective.gaps),
-            rates=tuple(self.method.rates(self.problem, self.probe, self.state)),
-        )
 
     def _comment(self, measured: Score) -> None:
         if not math.isfinite(measured.loss):
