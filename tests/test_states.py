@@ -86,6 +86,18 @@ def test_moving_a_state_makes_those_above_it_disagree():
     torch.testing.assert_close(states.residual(second), again - torch.tanh(said))
 
 
+@pytest.mark.parametrize("alpha", [None, 0.5])
+@torch.no_grad()
+def test_a_move_gives_the_residual_that_is_left(alpha):
+    """Of a state that was feed-forward, and of one that was moved before."""
+    model, states = states_of()
+    said = torch.tanh(model.first(states.X[0]))
+    for _ in range(2):
+        pull(states, 1, torch.full((5, 4), 0.3).double())
+        residual = states.move(states.graph[1], alpha)
+        torch.testing.assert_close(residual, said - states.X[1].detach())
+
+
 @torch.no_grad()
 def test_moving_weights_makes_all_states_disagree():
     model, states = states_of()

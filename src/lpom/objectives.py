@@ -206,7 +206,7 @@ def edge_norm(
         vector = start_vector(states[k])
     vector = vector.to(states[k])  # it may come from a state of another dtype
     if edge.linear is not None:
-        return _matrix_norm(edge.linear.weight.detach(), vector, iterations)
+        return matrix_norm(edge.linear.weight.detach(), vector, iterations)
     leaf = states[k].requires_grad_()
     with torch.enable_grad():
         Z = edge([leaf if i == k else x for i, x in enumerate(states)], switches)
@@ -225,8 +225,8 @@ def edge_norm(
     return norm, vector
 
 
-def _matrix_norm(weight: Tensor, vector: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """`edge_norm` of a plain product."""
+def matrix_norm(weight: Tensor, vector: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+    """Spectral norm of a plain product, from below, and the vector to go on from."""
     tiny = torch.finfo(vector.dtype).tiny
     for _ in range(iterations - 1):
         back = vector @ weight.T @ weight
@@ -305,7 +305,7 @@ def _norm(
     if edge.linear is not None:
         W = edge.linear.weight.detach()
         if min(W.shape) > _NARROW:
-            return float(_matrix_norm(W, start_vector(W[:1]), iterations)[0])
+            return float(matrix_norm(W, start_vector(W[:1]), iterations)[0])
         W = W.float() if W.dtype in (torch.float16, torch.bfloat16) else W
         gram = W @ W.T if W.shape[0] < W.shape[1] else W.T @ W
         return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram)[-1])))

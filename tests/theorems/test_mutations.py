@@ -61,8 +61,7 @@ MUTANTS = {
     "residual with the wrong sign": Mutant(
         "return self._phi(node, Z) - self.X[v].detach()",
         "return self.X[v].detach() - self._phi(node, Z)",
-        "test_orders.py::test_interleaved_is_design_section_3",
-        slow=True,
+        "../test_states.py::test_a_move_gives_the_residual_that_is_left[0.5]",
     ),
     "one sweep with the wrong sign": Mutant(
         "return self.phi(z) - self.phi(z - pull)",

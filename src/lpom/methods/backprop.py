@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from lpom.activations import Elementwise
-from lpom.methods.base import Batch, Method, Problem
-from lpom.methods.optimizers import OptimizerState, descend
-from lpom.objectives import Objective, total
-from lpom.weights.adaptive import Schedule
+from lpom.methods.base import Batch, Problem
+from lpom.methods.optimizers import GradientMethod, OptimizerState, descend
 
 
 @dataclass(frozen=True)
-class Backprop(Method[OptimizerState]):
+class Backprop(GradientMethod):
     r"""Stochastic gradient steps on the mean loss of the network's own outputs (eq. 1).
 
     .. math:: \min_W \sum \mathrm{loss}(\phi_{L-1}(A_{L-1}(\cdots \phi_0(A_0(X_0)))), T)
@@ -33,18 +31,12 @@ class Backprop(Method[OptimizerState]):
     """
 
     learning_rate: float = 1e-3
-    schedule: Schedule = "linear"
 
     equation: ClassVar[str] = "loss(phi(W_L-1 ... phi(W_0 X_0)), T)   (eq. 1)"
-    costs: ClassVar[str] = "three products per layer: forward, back, weights"
 
     @property
     def runs_model(self) -> bool:
         return True
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a smaller learning_rate",)
 
     def init(self, problem: Problem) -> OptimizerState:
         state = OptimizerState()
@@ -69,14 +61,6 @@ class Backprop(Method[OptimizerState]):
         with torch.enable_grad():
             outputs = problem.outputs(batch.inputs, problem.plain)
         return descend(state, outputs, problem.loss, batch)
-
-    def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
-        state.end_epoch()
-
-    @torch.no_grad()
-    def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
-        outputs = problem.outputs(batch.inputs)
-        return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
 @final

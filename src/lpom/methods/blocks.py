@@ -14,12 +14,13 @@ from torch import Tensor
 
 from lpom.activations import Activation, Identity, ReLU
 from lpom.methods.chains import Chain, Dense
+from lpom.objectives import matrix_norm, start_vector
 from lpom.weights.gram import inverse
 
 
 def ridge_states(map_: Dense, V: Tensor, goal: Tensor, ratio: float) -> Tensor:
     r""":math:`\arg\min_X \|X - V\|_F^2 + ratio \|goal - A(X)\|_F^2`, on the smaller side of W."""
-    W = linear_matrix(map_, V.shape[1])
+    W = map_.weight
     R = goal - map_.apply(V)
     if len(W) < W.shape[1]:
         solve, _ = inverse(ratio * W @ W.T, 1.0)
@@ -30,12 +31,7 @@ def ridge_states(map_: Dense, V: Tensor, goal: Tensor, ratio: float) -> Tensor:
 
 def estimated_norm(map_: Dense) -> Tensor:
     """The spectral norm, from below, by twenty power iterations."""
-    return map_.norm(map_.start_vector(), iterations=20)[0]
-
-
-def linear_matrix(map_: Dense, width: int) -> Tensor:
-    """The weights without the bias, (out, width)."""
-    return map_.matrix()[:, :width]
+    return matrix_norm(map_.weight, start_vector(map_.weight[:1]), iterations=20)[0]
 
 
 def better(cost: Callable[[Tensor], Tensor], old: Tensor, new: Tensor) -> Tensor:

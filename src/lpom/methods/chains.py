@@ -98,14 +98,6 @@ class Dense:
         self.module = module
 
     @property
-    def n_inputs(self) -> int:
-        return self.module.in_features
-
-    @property
-    def n_outputs(self) -> int:
-        return self.module.out_features
-
-    @property
     def weight(self) -> Tensor:
         return self.module.weight.detach()
 
@@ -161,27 +153,6 @@ class Dense:
         self.weight.add_(change[:, :width])
         if self.bias is not None:
             self.bias.add_(change[:, width])
-
-    def start_vector(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.module.in_features)
-        vector = torch.randn(self.module.in_features, generator=generator, dtype=torch.float64)
-        unit: Tensor = (vector / torch.linalg.vector_norm(vector)).to(self.weight)
-        return unit
-
-    def norm(self, vector: Tensor, iterations: int = 1) -> tuple[Tensor, Tensor]:
-        r"""Spectral norm of the linear part by power iteration, and the vector to go on from.
-
-        The estimate comes from below and gets closer as the vector is kept between calls.
-        """
-        norm = vector.new_zeros(())
-        for _ in range(iterations):
-            image = self.linear(vector[None])
-            norm = torch.linalg.vector_norm(image)
-            back = self.adjoint(image)
-            size = torch.linalg.vector_norm(back)
-            # a zero map, or a vector in its null space, keeps the vector it has
-            vector = torch.where(size > 0, back.reshape(vector.shape) / size, vector)
-        return norm, vector
 
 
 @final

@@ -13,46 +13,18 @@ from torch import Tensor
 from lpom.activations import Activation
 from lpom.checks import check_choice, check_pair
 from lpom.graph import Graph
-from lpom.methods.base import Batch, Method, Problem
+from lpom.methods.base import Batch, Problem
 from lpom.methods.jumps import MEASURE_EVERY
-from lpom.methods.optimizers import OptimizerState, PenalisedState, descend
-from lpom.objectives import Objective, total
+from lpom.methods.optimizers import GradientMethod, OptimizerState, PenalisedState, descend
+from lpom.objectives import Objective
 from lpom.penalties import Penalty, by_pattern
 from lpom.settings import geometric
-from lpom.weights.adaptive import Schedule
 from lpom.weights.penalised import Penalised
-
-
-@dataclass(frozen=True)
-class _BackpropOnGraph(Method[OptimizerState]):
-    """Adam on gradients that autograd carries through the graph, as a subclass evaluates it."""
-
-    learning_rate: float = 2e-3
-    schedule: Schedule = "linear"
-
-    costs: ClassVar[str] = "three products per layer: forward, back, weights"
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a smaller learning_rate",)
-
-    def init(self, problem: Problem) -> OptimizerState:
-        state = OptimizerState()
-        state.make(problem, "adam", self.learning_rate, self.schedule)
-        return state
-
-    def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
-        state.end_epoch()
-
-    @torch.no_grad()
-    def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
-        outputs = problem.model(batch.inputs)
-        return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
 @final
 @dataclass(frozen=True)
-class StraightThrough(_BackpropOnGraph):
+class StraightThrough(GradientMethod):
     r"""Back-propagation that takes the jump forward and the derivative of a ramp backward.
 
     With :math:`\phi_w` the jump :math:`\phi` made a ramp of width w, a gradient g of the state
@@ -129,7 +101,7 @@ class StraightThrough(_BackpropOnGraph):
 
 @final
 @dataclass(frozen=True)
-class Ramps(_BackpropOnGraph):
+class Ramps(GradientMethod):
     """Back-propagation on a network whose jumps are ramps, ever narrower over the run.
 
     The network with the jumps themselves is what is measured, and what is left at the end.

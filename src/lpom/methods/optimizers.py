@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lpom.graph import Graph
 from lpom.losses import Loss
-from lpom.methods.base import Batch, Problem, State
+from lpom.methods.base import Batch, Method, Problem, State
 from lpom.methods.jumps import Spreads
+from lpom.objectives import Objective, total
 from lpom.weights.adaptive import (
     SCHEDULES,
     Factory,
@@ -160,6 +161,33 @@ class OptimizerState(State):
         )
         if self.scheduler is not None and written.get("scheduler"):
             self.scheduler.load_state_dict(written["scheduler"])
+
+
+@dataclass(frozen=True)
+class GradientMethod(Method[OptimizerState]):
+    """Gradients of the mean loss, found as a subclass does, for an optimiser."""
+
+    learning_rate: float = 2e-3
+    schedule: Schedule = "linear"
+
+    costs: ClassVar[str] = "three products per layer: forward, back, weights"
+
+    @property
+    def steadier(self) -> tuple[str, ...]:
+        return ("a smaller learning_rate",)
+
+    def init(self, problem: Problem) -> OptimizerState:
+        state = OptimizerState()
+        state.make(problem, "adam", self.learning_rate, self.schedule)
+        return state
+
+    def end_epoch(self, problem: Problem, batch: Batch, state: OptimizerState) -> None:
+        state.end_epoch()
+
+    @torch.no_grad()
+    def objective(self, problem: Problem, batch: Batch, state: OptimizerState) -> Objective:
+        outputs = problem.outputs(batch.inputs)
+        return Objective(total(problem.loss.value(outputs, batch.target), batch.weight), (), ())
 
 
 @dataclass
