@@ -54,23 +54,33 @@ def per_node(mu: Mu, graph: Graph) -> list[float]:
     By patterns of names (as a shell's, the first that fits counts): a node has its own name, that
     of its activation, the names of the weights below it, and the last one is "output" too.
     """
-    if isinstance(mu, str):
-        raise TypeError(f"mu must be a number, one per node or a mapping by name, got {mu!r}.")
     if isinstance(mu, Mapping):
-        values = [_by_name(mu, node, node.index == graph.output) for node in graph]
-    elif isinstance(mu, float | Real):
-        values = [float(mu)] * len(graph)
-    else:
-        values = [float(value) for value in mu]
-        if len(values) != len(graph):
-            raise ValueError(
-                f"mu needs one value per weight layer: this network has {len(graph)}, "
-                f"got {len(values)}. Give {len(graph)} values or a single one."
-            )
+        mu = [_by_name(mu, node, node.index == graph.output) for node in graph]
+    return [1.0, *per_layer(mu, len(graph))]
+
+
+def per_layer(
+    mu: float | Sequence[float], n_layers: int, output: float | None = None
+) -> list[float]:
+    """One positive weight per layer from one number, a list, or a number and the last's.
+
+    >>> per_layer(20.0, 3, output=5.0)
+    [20.0, 20.0, 5.0]
+    """
+    if isinstance(mu, str):
+        raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
+    values = [float(mu)] * n_layers if isinstance(mu, float | Real) else list(map(float, mu))
+    if len(values) != n_layers:
+        raise ValueError(
+            f"mu needs one value per weight layer: this network has {n_layers}, "
+            f"got {len(values)}. Give {n_layers} values or a single one."
+        )
+    if output is not None:
+        values[-1] = float(output)
     bad = [value for value in values if not 0 < value < float("inf")]
     if bad:
         raise ValueError(f"mu must be positive and finite in every layer, got {bad[0]}.")
-    return [1.0, *values]
+    return values
 
 
 def _by_name(mu: Mapping[str, float], node: Node, last: bool) -> float:

@@ -51,18 +51,6 @@ def test_transpose_reduction_does_not_depend_on_the_chunk(ridge, weighted):
     torch.testing.assert_close(solutions[0], torch.linalg.lstsq(stacked, goal).solution)
 
 
-def test_training_does_not_depend_on_the_chunk():
-    found = []
-    for chunk in (3, 8192):
-        method = ADMM(chunk=chunk)
-        model, problem, batch, state = started(method)
-        for _ in range(5):
-            method.step(problem, batch, state)
-        found.append([p.detach() for p in model.parameters()])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
-
-
 @pytest.mark.parametrize("sizes", [(6, 3), (3, 6)], ids=["wide", "tall"])
 def test_states_by_ridge_solve_their_normal_equations(sizes):
     generator = torch.Generator().manual_seed(0)

@@ -12,9 +12,9 @@ from torch import Tensor
 from lpom.activations import Identity
 from lpom.checks import check_number
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.blocks import half_square, per_layer, preactivation, ridge_states
+from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.chains import Chain, SampleState, least_squares, of_samples
-from lpom.objectives import Objective, total
+from lpom.objectives import Objective, per_layer, total
 
 
 @dataclass
@@ -56,17 +56,15 @@ class ADMM(Method[ADMMState]):
         Steps before the multiplier moves for the first time.
     ridge : float
         Proximal ridge of the weights, relative to the size of the states.
-    chunk : int
-        Rows for which a weight solve forms products at a time; results do not depend on it.
     """
 
     mu: float | Sequence[float] = 1e-3
     beta: float = 0.1
     warm_start: int = 10
     ridge: float = 1e-5
-    chunk: int = 8192
 
     name: ClassVar[str] = "admm"
+    steadier: ClassVar[tuple[str, ...]] = ("a smaller mu", "a larger ridge")
     equation: ClassVar[str] = (
         "loss(U_L, T) + beta/2 |U_L - Z_L + M|^2 "
         "+ sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i+1 - phi(U_i)|^2)   (eq. 6)"
@@ -74,16 +72,11 @@ class ADMM(Method[ADMMState]):
     costs: ClassVar[str] = "per layer four products and two Cholesky factors; U in closed form"
     full_batch: ClassVar[bool] = True
 
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a smaller mu", "a larger ridge")
-
     def init(self, problem: Problem) -> ADMMState:
         network = problem.chain
         check_number("beta", self.beta)
         check_number("warm_start", self.warm_start, strict=False, whole=True)
         check_number("ridge", self.ridge, strict=False)
-        check_number("chunk", self.chunk, whole=True)
         output = network[-1].activation
         if output != Identity():
             raise ValueError(
@@ -105,7 +98,7 @@ class ADMM(Method[ADMMState]):
         goal = U[last] + state.M
         for i in range(last, -1, -1):
             layer = network[i]
-            least = least_squares(layer.map, X[i], batch, ridge=self.ridge, chunk=self.chunk)
+            least = least_squares(layer.map, X[i], batch, ridge=self.ridge)
             least.step(layer.map, goal - Z[i])
             if i > 0:
                 below = network[i - 1].activation

@@ -62,15 +62,12 @@ class ADMMHashing(Method[HashingState]):
     ridge: float = 1e-3
 
     name: ClassVar[str] = "admm-hashing"
+    steadier: ClassVar[tuple[str, ...]] = ("a smaller dual_step", "a larger mu", "a larger ridge")
     equation: ClassVar[str] = (
         "loss(X_L, T) + mu/2 sum_i (|U_i - X_i + A_i|^2 + |X_i+1 - phi(Z_i) + B_i|^2)   (eq. 8)"
     )
     costs: ClassVar[str] = "X in closed form; W and U by gradient steps, four products per step"
     full_batch: ClassVar[bool] = True
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a smaller dual_step", "a larger mu", "a larger ridge")
 
     def init(self, problem: Problem) -> HashingState:
         check_number("mu", self.mu)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lpom.checks import check_number
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.blocks import half_square, per_layer, preactivation, ridge_states
+from lpom.methods.blocks import half_square, preactivation, ridge_states
 from lpom.methods.chains import Chain, SampleState, least_squares, of_samples
-from lpom.objectives import Objective, total
+from lpom.objectives import Objective, per_layer, total
 
 
 @dataclass
@@ -64,6 +64,7 @@ class BCD(Method[BCDState]):
     sweeps: int = 4
 
     name: ClassVar[str] = "bcd"
+    steadier: ClassVar[tuple[str, ...]] = ("a larger alpha", "a larger ridge")
     equation: ClassVar[str] = (
         "loss(X_L, T) + sum_i mu_i/2 (|U_i - Z_i|^2 + |X_i+1 - phi(U_i)|^2)   (eq. 5)"
     )
@@ -71,10 +72,6 @@ class BCD(Method[BCDState]):
         "per layer and sweep five products and two Cholesky factors; U in closed form"
     )
     full_batch: ClassVar[bool] = True
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a larger alpha", "a larger ridge")
 
     def init(self, problem: Problem) -> BCDState:
         check_number("alpha", self.alpha, strict=False)

@@ -6,8 +6,7 @@ not matter here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from numbers import Real
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -109,30 +108,6 @@ def slope(activation: Activation, z: Tensor) -> Tensor:
         z = z.detach().requires_grad_()
         (derivative,) = torch.autograd.grad(activation.phi(z).sum(), z)
     return derivative
-
-
-def per_layer(
-    mu: float | Sequence[float], n_layers: int, output: float | None = None
-) -> list[float]:
-    """One positive penalty weight per layer from one number, a list, or a number and the last's.
-
-    >>> per_layer(20.0, 3, output=5.0)
-    [20.0, 20.0, 5.0]
-    """
-    if isinstance(mu, str):
-        raise TypeError(f"mu must be a number or one number per layer, got the string {mu!r}.")
-    values = [float(mu)] * n_layers if isinstance(mu, float | Real) else list(map(float, mu))
-    if len(values) != n_layers:
-        raise ValueError(
-            f"mu needs one value per weight layer: this network has {n_layers}, "
-            f"got {len(values)}. Give {n_layers} values or a single one."
-        )
-    if output is not None:
-        values[-1] = float(output)
-    bad = [value for value in values if not 0 < value < float("inf")]
-    if bad:
-        raise ValueError(f"mu must be positive and finite in every layer, got {bad[0]}.")
-    return values
 
 
 def half_square(values: Tensor) -> Tensor:

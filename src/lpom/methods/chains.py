@@ -266,14 +266,12 @@ class SampleState(State):
         super().load_state_dict(saved | {"X": inputs + list(saved.get("X", []))})
 
 
-def least_squares(
-    map_: Dense, X: Tensor, batch: Batch, *, ridge: float, chunk: int = 8192
-) -> Regression:
+def least_squares(map_: Dense, X: Tensor, batch: Batch, *, ridge: float) -> Regression:
     """The regression of a layer's weights on the states X; the one on the inputs is made once."""
     kept: Regression | None = batch.cache.get("regression") if X is batch.inputs else None
     if kept is not None and kept.map is map_ and kept.ridge == ridge:
         return kept
-    made = Regression(map_, X, ridge=ridge, weight=batch.weight, chunk=chunk)
+    made = Regression(map_, X, ridge=ridge, weight=batch.weight)
     if X is batch.inputs:
         batch.cache["regression"] = made
     return made

@@ -11,15 +11,9 @@ from torch import Tensor
 
 from lpom.checks import check_choice, check_number
 from lpom.methods.base import Batch, Method, Problem, State, from_settings
-from lpom.methods.blocks import (
-    estimated_norm,
-    half_square,
-    nonnegative_states,
-    per_layer,
-    require_relu,
-)
+from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
 from lpom.methods.chains import Layer, Regression
-from lpom.objectives import Objective, total
+from lpom.objectives import Objective, per_layer, total
 
 
 @dataclass
@@ -77,14 +71,11 @@ class LiftedNetworks(Method[LiftedState]):
     ridge: float = 30.0
 
     name: ClassVar[str] = "lifted"
+    steadier: ClassVar[tuple[str, ...]] = ("a larger ridge", "a larger rho")
     equation: ClassVar[str] = (
         "loss(X_L, T) + sum_i (mu_i/2 |X_i+1 - Z_i|^2 + rho |W_i|^2), X >= 0   (eq. 10, ridge)"
     )
     costs: ClassVar[str] = "X by non-negative least squares, two products an iteration; W by ridge"
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a larger ridge", "a larger rho")
 
     def init(self, problem: Problem) -> LiftedState:
         require_relu(problem.chain, self.name)

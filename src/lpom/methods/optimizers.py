@@ -171,10 +171,7 @@ class GradientMethod(Method[OptimizerState]):
     schedule: Schedule = "linear"
 
     costs: ClassVar[str] = "three products per layer: forward, back, weights"
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a smaller learning_rate",)
+    steadier: ClassVar[tuple[str, ...]] = ("a smaller learning_rate",)
 
     def init(self, problem: Problem) -> OptimizerState:
         state = OptimizerState()

@@ -10,15 +10,9 @@ import torch
 
 from lpom.checks import check_number
 from lpom.methods.base import Batch, Method, Problem, from_settings
-from lpom.methods.blocks import (
-    estimated_norm,
-    half_square,
-    nonnegative_states,
-    per_layer,
-    require_relu,
-)
+from lpom.methods.blocks import estimated_norm, half_square, nonnegative_states, require_relu
 from lpom.methods.chains import Chain, SampleState, least_squares
-from lpom.objectives import Objective, total
+from lpom.objectives import Objective, per_layer, total
 
 
 @dataclass
@@ -56,13 +50,10 @@ class Tikhonov(Method[TikhonovState]):
     ridge: float = 1e-2
 
     name: ClassVar[str] = "tikhonov"
+    steadier: ClassVar[tuple[str, ...]] = ("a larger mu", "a larger ridge")
     equation: ClassVar[str] = "loss(X_L, T) + sum_i mu_i/2 |X_i+1 - Z_i|^2, X >= 0   (eq. 10)"
     costs: ClassVar[str] = "X by non-negative least squares, two products an iteration; W by ridge"
     full_batch: ClassVar[bool] = True
-
-    @property
-    def steadier(self) -> tuple[str, ...]:
-        return ("a larger mu", "a larger ridge")
 
     def init(self, problem: Problem) -> TikhonovState:
         require_relu(problem.chain, self.name)
