@@ -281,7 +281,8 @@ def table(path: Path, part: str) -> str:
     """Mean and standard deviation over the seeds: accuracies in per cent, losses of text."""
     runs = [json.loads(line) for line in path.read_text().splitlines()]
     rules = list(dict.fromkeys(run["rule"] for run in runs))
-    lines = ["| network | " + " | ".join(rules) + " |", "|---" * (1 + len(rules)) + "|"]
+    names = [{"plain": "AdamW", "{}": "AdamW on `lift(model)`"}.get(rule, rule) for rule in rules]
+    lines = ["| network | " + " | ".join(names) + " |", "|---" * (1 + len(rules)) + "|"]
     for name in dict.fromkeys(run["network"] for run in runs):
         cells = []
         for rule in rules:
