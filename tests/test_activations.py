@@ -64,29 +64,16 @@ from lpom.activations import (
 )
 
 MODULES = [
-    (ReLU(), nn.ReLU()),
-    (LeakyReLU(0.2), nn.LeakyReLU(0.2)),
-    (Sigmoid(), nn.Sigmoid()),
-    (Tanh(), nn.Tanh()),
-    (ELU(1.5), nn.ELU(1.5)),
-    (Softplus(2.0), nn.Softplus(2.0)),
-    (Identity(), nn.Identity()),
-    (Hardtanh(-0.3, 2.0), nn.Hardtanh(-0.3, 2.0)),
-    (Hardsigmoid(), nn.Hardsigmoid()),
-    (ReLU6(), nn.ReLU6()),
-    (SELU(), nn.SELU()),
-    (CELU(0.7), nn.CELU(0.7)),
-    (LogSigmoid(), nn.LogSigmoid()),
-    (Softsign(), nn.Softsign()),
-    (Softshrink(0.3), nn.Softshrink(0.3)),
-    (Hardshrink(0.3), nn.Hardshrink(0.3)),
+    *((ReLU(), nn.ReLU()), (LeakyReLU(0.2), nn.LeakyReLU(0.2)), (Sigmoid(), nn.Sigmoid())),
+    *((Tanh(), nn.Tanh()), (ELU(1.5), nn.ELU(1.5)), (Softplus(2.0), nn.Softplus(2.0))),
+    *((Identity(), nn.Identity()), (Hardtanh(-0.3, 2.0), nn.Hardtanh(-0.3, 2.0))),
+    *((Hardsigmoid(), nn.Hardsigmoid()), (ReLU6(), nn.ReLU6()), (SELU(), nn.SELU())),
+    *((CELU(0.7), nn.CELU(0.7)), (LogSigmoid(), nn.LogSigmoid()), (Softsign(), nn.Softsign())),
+    *((Softshrink(0.3), nn.Softshrink(0.3)), (Hardshrink(0.3), nn.Hardshrink(0.3))),
 ]
 BENT_MODULES = [
-    (GELU(), nn.GELU()),
-    (GELU("tanh"), nn.GELU("tanh")),
-    (SiLU(), nn.SiLU()),
-    (Mish(), nn.Mish()),
-    (Hardswish(), nn.Hardswish()),
+    *((GELU(), nn.GELU()), (GELU("tanh"), nn.GELU("tanh")), (SiLU(), nn.SiLU())),
+    *((Mish(), nn.Mish()), (Hardswish(), nn.Hardswish())),
 ]
 VECTOR_MODULES = [
     (Softmax(1), nn.Softmax(1)),
@@ -96,18 +83,10 @@ VECTOR_MODULES = [
     (LayerNorm((3, 4)), nn.LayerNorm((3, 4), elementwise_affine=False)),
 ]
 CASES = [
-    *(
-        example
-        for example in activations.examples()
-        if example.elementwise and not example.slope_bound
-    ),
+    *(each for each in activations.examples() if each.elementwise and not each.slope_bound),
     *(activation for activation, _ in MODULES),
-    Step(0.5),
-    Sign(0.1),
-    Staircase(3, 0.1, 0.07),
-    Hardshrink(0.5, 0.2),
-    Threshold(2.0, -1.0, 0.5),
-    Clamp(None, 0.5),
+    *(Step(0.5), Sign(0.1), Staircase(3, 0.1, 0.07), Hardshrink(0.5, 0.2)),
+    *(Threshold(2.0, -1.0, 0.5), Clamp(None, 0.5)),
 ]
 BENT = [example for example in activations.examples() if example.slope_bound]
 VECTOR = [example for example in activations.examples() if not example.elementwise]
@@ -144,31 +123,19 @@ def test_get_helps_with_a_wrong_name():
 @pytest.mark.parametrize(
     ("name", "params"),
     [
-        ("leaky_relu", {"negative_slope": 0.0}),
-        ("leaky_relu", {"negative_slope": 1.5}),
-        ("elu", {"alpha": -1.0}),
-        ("softplus", {"beta": math.inf}),
-        ("hardtanh", {"min_val": 1.0, "max_val": 1.0}),
-        ("step", {"width": -0.1}),
-        ("sign", {"width": math.nan}),
-        ("staircase", {"levels": 0}),
-        ("staircase", {"levels": 2.5}),
-        ("staircase", {"step": 0.0}),
-        ("staircase", {"step": 1.0, "width": 1.1}),
-        ("celu", {"alpha": 0.0}),
-        ("clamp", {"min": 1.0, "max": 1.0}),
-        ("clamp", {"min": math.nan}),
-        ("softshrink", {"lambd": -0.5}),
-        ("hardshrink", {"lambd": 0.5, "width": 1.1}),
+        *(("leaky_relu", {"negative_slope": 0.0}), ("leaky_relu", {"negative_slope": 1.5})),
+        *(("elu", {"alpha": -1.0}), ("softplus", {"beta": math.inf})),
+        *(("hardtanh", {"min_val": 1.0, "max_val": 1.0}), ("step", {"width": -0.1})),
+        *(("sign", {"width": math.nan}), ("staircase", {"levels": 0})),
+        *(("staircase", {"levels": 2.5}), ("staircase", {"step": 0.0})),
+        *(("staircase", {"step": 1.0, "width": 1.1}), ("celu", {"alpha": 0.0})),
+        *(("clamp", {"min": 1.0, "max": 1.0}), ("clamp", {"min": math.nan})),
+        *(("softshrink", {"lambd": -0.5}), ("hardshrink", {"lambd": 0.5, "width": 1.1})),
         ("threshold", {"threshold": 0.0, "value": 0.0}),
-        ("threshold", {"threshold": 1.0, "value": 0.0, "width": 2.1}),
-        ("top_k", {"k": 0}),
-        ("one_hot", {"width": -1.0}),
-        ("l2_normalize", {"eps": 0.0}),
-        ("rms_norm", {"shape": (4,), "eps": 0.0}),
-        ("layer_norm", {"shape": ()}),
-        ("layer_norm", {"shape": (4,), "eps": -1.0}),
-        ("group_norm", {"groups": 0}),
+        *(("threshold", {"threshold": 1.0, "value": 0.0, "width": 2.1}), ("top_k", {"k": 0})),
+        *(("one_hot", {"width": -1.0}), ("l2_normalize", {"eps": 0.0})),
+        *(("rms_norm", {"shape": (4,), "eps": 0.0}), ("layer_norm", {"shape": ()})),
+        *(("layer_norm", {"shape": (4,), "eps": -1.0}), ("group_norm", {"groups": 0})),
         ("group_norm", {"groups": 2, "eps": 0.0}),
     ],
 )
@@ -241,55 +208,33 @@ def test_elementwise_is_the_module_of_what_torch_lacks(activation):
 
 
 CALLS = [
-    ("relu", (), {"inplace": True}, ReLU()),
-    ("relu_", (), {}, ReLU()),
-    ("tanh", (), {}, Tanh()),
-    ("sigmoid_", (), {}, Sigmoid()),
-    ("leaky_relu", (0.2, True), {}, LeakyReLU(0.2)),
-    ("leaky_relu_", (), {"negative_slope": 0.0}, ReLU()),
-    ("elu", (2.0, False), {}, ELU(2.0)),
-    ("gelu", (), {"approximate": "tanh"}, GELU("tanh")),
-    ("silu_", (True,), {}, SiLU()),
-    ("hardswish", (), {"inplace": False}, Hardswish()),
-    ("sin", (), {}, Sine()),
-    ("cos_", (), {}, Cosine()),
-    ("abs", (), {}, Absolute()),
-    ("selu", (), {}, SELU()),
-    ("celu_", (0.5,), {}, CELU(0.5)),
-    ("softplus", (2.0, 20.0), {}, Softplus(2.0)),
-    ("hardtanh", (-2, 3), {}, Hardtanh(-2, 3)),
-    ("hardsigmoid", (False,), {}, Hardsigmoid()),
-    ("relu6", (), {}, ReLU6()),
-    ("softsign", (), {}, Softsign()),
-    ("logsigmoid", (), {}, LogSigmoid()),
-    ("log_sigmoid", (), {}, LogSigmoid()),
-    ("softshrink", (0.1,), {}, Softshrink(0.1)),
-    ("softshrink", (0,), {}, Identity()),
-    ("hardshrink", (), {"lambd": 0.1}, Hardshrink(0.1)),
-    ("hardshrink", (0,), {}, Identity()),
-    ("softmax", (-1,), {}, Softmax(-1)),
-    ("softmax", (1, 3, torch.float32), {}, Softmax(1)),
+    *(("relu", (), {"inplace": True}, ReLU()), ("relu_", (), {}, ReLU()), ("tanh", (), {}, Tanh())),
+    *(("sigmoid_", (), {}, Sigmoid()), ("leaky_relu", (0.2, True), {}, LeakyReLU(0.2))),
+    *(("leaky_relu_", (), {"negative_slope": 0.0}, ReLU()), ("elu", (2.0, False), {}, ELU(2.0))),
+    *(("gelu", (), {"approximate": "tanh"}, GELU("tanh")), ("silu_", (True,), {}, SiLU())),
+    *(("hardswish", (), {"inplace": False}, Hardswish()), ("sin", (), {}, Sine())),
+    *(("cos_", (), {}, Cosine()), ("abs", (), {}, Absolute()), ("selu", (), {}, SELU())),
+    *(("celu_", (0.5,), {}, CELU(0.5)), ("softplus", (2.0, 20.0), {}, Softplus(2.0))),
+    *(("hardtanh", (-2, 3), {}, Hardtanh(-2, 3)), ("hardsigmoid", (False,), {}, Hardsigmoid())),
+    *(("relu6", (), {}, ReLU6()), ("softsign", (), {}, Softsign())),
+    *(("logsigmoid", (), {}, LogSigmoid()), ("log_sigmoid", (), {}, LogSigmoid())),
+    *(("softshrink", (0.1,), {}, Softshrink(0.1)), ("softshrink", (0,), {}, Identity())),
+    *(("hardshrink", (), {"lambd": 0.1}, Hardshrink(0.1)), ("hardshrink", (0,), {}, Identity())),
+    *(("softmax", (-1,), {}, Softmax(-1)), ("softmax", (1, 3, torch.float32), {}, Softmax(1))),
     ("softmax", (), {"dim": 2, "dtype": None}, Softmax(2)),
-    ("_softmax", (1, False), {}, Softmax(1)),
-    ("normalize", (), {"dim": -1}, L2Normalize(-1)),
+    *(("_softmax", (1, False), {}, Softmax(1)), ("normalize", (), {"dim": -1}, L2Normalize(-1))),
     ("normalize", (2.0, 1, 0.5), {}, L2Normalize(1, 0.5)),
     ("clamp", (0.5, 1), {}, Hardtanh(0.5, 1)),
-    ("clip", (), {"max": 6, "min": 0}, Hardtanh(0, 6)),
-    ("clamp", (0,), {}, ReLU()),
-    ("clamp_", (-1.0,), {}, Clamp(-1.0, None)),
-    ("clamp_min", (0,), {}, ReLU()),
-    ("clamp_max", (2,), {}, Clamp(None, 2.0)),
-    ("clamp", (torch.zeros(3),), {}, None),
-    ("threshold", (0.0, 0.0), {}, ReLU()),
-    ("threshold_", (1.0, 1.0), {}, Clamp(1.0)),
+    *(("clip", (), {"max": 6, "min": 0}, Hardtanh(0, 6)), ("clamp", (0,), {}, ReLU())),
+    *(("clamp_", (-1.0,), {}, Clamp(-1.0, None)), ("clamp_min", (0,), {}, ReLU())),
+    *(("clamp_max", (2,), {}, Clamp(None, 2.0)), ("clamp", (torch.zeros(3),), {}, None)),
+    *(("threshold", (0.0, 0.0), {}, ReLU()), ("threshold_", (1.0, 1.0), {}, Clamp(1.0))),
     ("threshold", (0.5, 0), {}, Threshold(0.5, 0)),
     ("rms_norm", ([4],), {"eps": 0.1}, RMSNorm((4,), 0.1)),
     ("layer_norm", ((4,), None, None, 0.1), {}, LayerNorm((4,), 0.1)),
     ("layer_norm", ([4], None, None, 1e-5, False), {}, LayerNorm((4,))),
     ("group_norm", (2, None, None, 0.1, True), {}, GroupNorm(2, 0.1)),
-    ("prelu", (0.1,), {}, None),
-    ("linear", (), {}, None),
-    ("exp", (), {}, None),
+    *(("prelu", (0.1,), {}, None), ("linear", (), {}, None), ("exp", (), {}, None)),
 ]
 
 
@@ -576,12 +521,8 @@ def test_a_table_is_interpolated_and_constant_beyond():
     np.testing.assert_allclose(made.phi(at).numpy(), np.interp(at.numpy(), z, values), atol=1e-14)
     assert (made.lower, made.upper, made.lipschitz) == (-2, 1.5, 6)
     assert made == Table((-1, 0, 0.5, 2), (-2, -2, 1, 1.5)) and made.kinks == (-1, 0, 0.5, 2)
-    assert made.params() == {
-        "z": [-1, 0, 0.5, 2],
-        "values": [-2, -2, 1, 1.5],
-        "noise": 0.0,
-        "dim": -1,
-    }
+    params = {"z": [-1, 0, 0.5, 2], "values": [-2, -2, 1, 1.5], "noise": 0.0, "dim": -1}
+    assert made.params() == params
     for end in (-3.0, 0.2, 1.0, 4.0):
         area = quad(np.interp, -1.0, end, args=(z, values), points=[0.0, 0.5, 2.0])[0]
         assert float(made.primitive(torch.tensor(end, dtype=torch.float64))) == pytest.approx(

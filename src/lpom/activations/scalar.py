@@ -60,9 +60,6 @@ class Identity(Clipped):
     def phi(self, z: Tensor) -> Tensor:
         return z
 
-    def response(self, z: Tensor, pull: Tensor) -> Tensor:
-        return pull.expand_as(z) if pull.ndim < z.ndim else pull
-
 
 @final
 @dataclass(frozen=True)
@@ -91,10 +88,7 @@ class Clamp(Clipped):
 
     def __post_init__(self) -> None:
         if math.isnan(self.lower + self.upper) or not self.lower < self.upper:
-            raise ValueError(
-                f"clamp needs min < max, got min={self.min!r} and max={self.max!r}; use None for "
-                "no bound."
-            )
+            raise ValueError(f"clamp needs min < max or None, got {self.min!r} and {self.max!r}.")
 
     @property
     def lower(self) -> float:
@@ -121,8 +115,7 @@ class Hardtanh(Clipped):
     def __post_init__(self) -> None:
         if not -math.inf < self.min_val < self.max_val < math.inf:
             raise ValueError(
-                "hardtanh needs finite min_val < max_val, "
-                f"got min_val={self.min_val!r} and max_val={self.max_val!r}."
+                f"hardtanh needs finite min_val < max_val, got {self.min_val!r}, {self.max_val!r}."
             )
 
     @property
@@ -259,7 +252,7 @@ class Tanh(Activation):
 @final
 @dataclass(frozen=True)
 class Softsign(Activation):
-    r""":math:`z / (1 + |z|)`; its primitive is :math:`|z| - \log(1 + |z|)`.
+    r""":math:`z / (1 + |z|)`.
 
     The conjugate :math:`-|x| - \log(1 - |x|)` is infinite at the ends of the range, which
     :math:`\phi` reaches by rounding alone: they count as the number next to them.
@@ -270,10 +263,6 @@ class Softsign(Activation):
 
     def phi(self, z: Tensor) -> Tensor:
         return F.softsign(z)
-
-    def primitive(self, z: Tensor) -> Tensor:
-        size = _size(z)
-        return size - torch.log1p(size)
 
     def conjugate(self, x: Tensor) -> Tensor:
         x, outside = self._within(x)

@@ -109,11 +109,8 @@ class _CappedSimplex(Along):
 
     That is :math:`v = (z - \ell) / w` clipped to [0, 1], with the level :math:`\ell` that makes
     the sum :math:`k`; as :math:`w \to 0` the mask of the k largest. Then
-    :math:`\Phi^*(x) = w \|x\|^2 / 2` on the set, and with :math:`r = z - \ell - w v`, which is
-    negative only where :math:`v = 0` and positive only where :math:`v = 1`,
-
-    .. math:: \Phi(z) = k \ell + \sum_j w v_j^2 / 2 + v_j r_j, \qquad
-        D(x, z) = \sum_j w (x_j - v_j)^2 / 2 + (v_j - x_j) r_j.
+    :math:`\Phi^*(x) = w \|x\|^2 / 2` on the set, and
+    :math:`\Phi(z) = \langle v, z \rangle - \Phi^*(v)`.
     """
 
     k = 1
@@ -125,25 +122,20 @@ class _CappedSimplex(Along):
         return 1 / self.width if self.width > 0 else math.inf
 
     def phi(self, z: Tensor) -> Tensor:
-        return self._project(self._rows(z))[0].movedim(-1, self.dim)
+        return self._project(self._rows(z)).movedim(-1, self.dim)
 
-    def _project(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The projection v, the rest r and the level."""
+    def _project(self, z: Tensor) -> Tensor:
         k, w = self.k, self.width
         top, index = z.max(-1, keepdim=True) if k == 1 else z.topk(k, -1)
         kth = top[..., -1:]
         if w == 0:
-            mask = torch.zeros_like(z).scatter(-1, index, 1.0)
-            return mask, z - kth, kth
+            return torch.zeros_like(z).scatter(-1, index, 1.0)
         above = (z - kth) / w
-        level = _level(above, k)
-        v = (above - level).clamp(0, 1)
-        level = kth + w * level
-        return v, z - level - w * v, level
+        return (above - _level(above, k)).clamp(0, 1)
 
     def _primitive(self, z: Tensor) -> Tensor:
-        v, rest, level = self._project(z)
-        return self.k * level + (self.width / 2 * v**2 + v * rest).sum(-1, keepdim=True)
+        v = self._project(z)
+        return (v * z).sum(-1, keepdim=True) - self._conjugate(v)
 
     def _conjugate(self, x: Tensor) -> Tensor:
         return self.width / 2 * (x**2).sum(-1, keepdim=True)
@@ -215,9 +207,8 @@ class L2Normalize(Along):
         return F.normalize(z, dim=self.dim, eps=self.eps)
 
     def _primitive(self, z: Tensor) -> Tensor:
-        norm = _norm(z)
-        inner = norm.clamp(max=self.eps)
-        return inner**2 / (2 * self.eps) + (norm - inner)
+        x = F.normalize(z, dim=-1, eps=self.eps)
+        return (x * z).sum(-1, keepdim=True) - self._conjugate(x)
 
     def _conjugate(self, x: Tensor) -> Tensor:
         return self.eps / 2 * (x**2).sum(-1, keepdim=True)
@@ -273,7 +264,7 @@ class _Norm(Vector):
 
     def _height(self, x: Tensor) -> Tensor:
         missing = x.shape[-1] - (x**2).sum(-1, keepdim=True)
-        return missing.clamp(min=_tiny(x)).sqrt()
+        return missing.clamp(min=torch.finfo(x.dtype).tiny).sqrt()
 
     def _excess(self, x: Tensor) -> Tensor:
         outside = (x**2).mean(-1, keepdim=True) - 1
@@ -410,10 +401,6 @@ def _worst(first: Tensor, *elements: Tensor) -> Tensor:
     for element in elements:
         first = torch.maximum(first, element.amax(-1, keepdim=True))
     return first
-
-
-def _tiny(x: Tensor) -> float:
-    return torch.finfo(x.dtype).tiny
 
 
 def _rounding(x: Tensor) -> float:
