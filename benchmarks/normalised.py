@@ -281,7 +281,7 @@ def page(store: Store) -> str:
             records, plain = list(seeds.values()), sides.get("plain", {})
             settings = {k: v for k, v in records[0].items() if k in Run.__dataclass_fields__}
             both = [seeds[s]["test_loss"] - plain[s]["test_loss"] for s in seeds if s in plain]
-            difference = ""
+            difference, of_text = "", name.startswith(("llama", "gpt2"))
             if side != "plain" and len(both) > 1:
                 low, high = interval(both)
                 difference = f"{statistics.fmean(both):+.4f} ({low:+.4f} to {high:+.4f})"
@@ -293,7 +293,7 @@ def page(store: Store) -> str:
                 side, len(tried.get((name, other, side), ())), Run(**settings).recipe, len(seeds),
                 spread([r["held_out_loss"] for r in records]),
                 spread([r["test_loss"] for r in records]),
-                spread([100 * r["test_accuracy"] for r in records], 2),
+                "" if of_text else spread([100 * r["test_accuracy"] for r in records], 2),
                 difference,
                 f"{statistics.fmean(r['seconds'] for r in records):.0f}",
                 f"{statistics.fmean(r['curve'][-1][2] for r in records):.3f}",
@@ -304,9 +304,9 @@ def page(store: Store) -> str:
     return "\n".join([
         "# One side on the norms, against back-propagation", "", verdict(found), "",
         "Means and standard deviations over the seeds; a difference is paired by seed. Losses are "
-        "of characters or classes, in nats; seconds are of a processor, training alone. `pull` is "
-        "back-propagation with the term of first order that one side adds, see *One side of a "
-        "norm* in the mathematics.", "", *lines, "",
+        "in nats; seconds are of a processor, training alone: plain takes more steps in the same "
+        "time, which the difference leaves out. `pull` is back-propagation with the first-order "
+        "term that one side adds across a row, *One side of a norm* in the mathematics.", "", *lines, "",
         f"**How far it got.** Halving: {'; '.join(begun) or 'nothing'}. "
         f"Not begun: {', '.join(left) or 'nothing'}.", "",
         "**How it is made.**", "", (__doc__ or "").partition("\n\n")[2].rstrip(), "",
