@@ -234,6 +234,15 @@ def test_methods_are_their_settings():
         LPOM().mu = 3.0
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "optimizer", "schedule", "max_sweeps"])
+def test_a_setting_of_a_part_is_pointed_to_where_it_is(name):
+    part = "Sweeps" if name == "max_sweeps" else "Adaptive"
+    with pytest.raises(TypeError, match=part):
+        LPOM(**{name: 1})
+    with pytest.raises(ValueError, match=part):
+        lpom.methods.get("lpom", **{name: 1})
+
+
 def test_exact_weights_have_no_learning_rate():
     with pytest.raises(ValueError, match="exact weights have no learning rate"):
         LPOM(weights="exact").with_learning_rate(0.1)

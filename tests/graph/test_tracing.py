@@ -742,6 +742,27 @@ def test_two_inputs_are_refused_unless_one_has_a_default():
     assert kinds(refused(default)) == [Identity()]
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, ZeroDivisionError])
+def test_whatever_a_model_raises_while_it_is_traced_is_said_by_name(error):
+    class Picky(nn.Linear):
+        def forward(self, x):
+            raise error("a reason")
+
+    class Fixed(nn.Linear):
+        """Knows one size of batch."""
+
+        def forward(self, x):
+            return torch.cat(
+                [super().forward(x).view(8, 2)[:, k] for k in range(x.view(8, 3).ndim)]
+            )
+
+    for model in (Picky(3, 2), Fixed(3, 2)):
+        problem = Problem(model, Squared(), torch.randn(8, 3))
+        with pytest.raises(UntrainableError, match=type(model).__name__):
+            trace(model, problem.example)
+        assert not problem.has_graph
+
+
 def test_lazy_layers_must_have_met_data():
     lazy = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(UntrainableError, match=r"0\.weight is lazy .*call the model once"):
