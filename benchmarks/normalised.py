@@ -306,7 +306,7 @@ def page(store: Store) -> str:
         "Means and standard deviations over the seeds; a difference is paired by seed. Losses are "
         "in nats; seconds are of a processor, training alone: plain takes more steps in the same "
         "time, which the difference leaves out. `pull` is back-propagation with the first-order "
-        "term that one side adds across a row, *One side of a norm* in the mathematics.", "", *lines, "",
+        "term that one side adds across a row (see the mathematics).", "", *lines, "",
         f"**How far it got.** Halving: {'; '.join(begun) or 'nothing'}. "
         f"Not begun: {', '.join(left) or 'nothing'}.", "",
         "**How it is made.**", "", (__doc__ or "").partition("\n\n")[2].rstrip(), "",
