@@ -2,7 +2,7 @@
 LPOM is for beside smooth networks: jumps, few bits and few weights.
 
 As data, one network a row and one way to train it a column. Settings were chosen on held-out
-training data (docs/discrete.md, experiments/README.md); a row has the same network, epochs,
+training data (docs/choices.md, experiments/README.md); a row has the same network, epochs,
 batches, loss, regularisation and penalties in every column.
 """
 

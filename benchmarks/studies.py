@@ -1,7 +1,7 @@
 """Studies on held-out digits, each a table of its page: what the paper leaves open, widths, mu.
 
     python benchmarks/studies.py choices     # the page "reproduction"
-    python benchmarks/studies.py widths      # how jumps are best trained, for docs/discrete.md
+    python benchmarks/studies.py widths      # how jumps are best trained, for docs/choices.md
     python benchmarks/studies.py mu          # how much mu matters, for the same page
     python benchmarks/studies.py sequences   # settings of the known networks over sequences
 
