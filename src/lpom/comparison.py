@@ -176,7 +176,6 @@ def each_trial(
     seeds: Sequence[int],
     epochs: int | Mapping[str, int] = 10,
     validation_data: Any = None,
-    loss: str | Loss = "auto",
     **settings: Any,
 ) -> Iterator[Trial]:
     """The trials of `compare`, one by one as they are finished."""
@@ -192,9 +191,7 @@ def each_trial(
         start = model if isinstance(model, nn.Module) else model(seed)
         for method in chosen:
             count = numbers.get(method.name, numbers.get("default", 10))
-            yield _trial(
-                copy.deepcopy(start), X, y, method, seed, count, validation_data, loss, settings
-            )
+            yield _trial(copy.deepcopy(start), X, y, method, seed, count, validation_data, settings)
 
 
 def _trial(
@@ -205,15 +202,13 @@ def _trial(
     seed: int,
     epochs: int,
     validation_data: Any,
-    loss: str | Loss,
     settings: Mapping[str, Any],
 ) -> Trial:
+    loss = settings.get("loss", "auto")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the remarks say it
         try:
-            result = fit(
-                model, X, y, method=method, loss=loss, epochs=epochs, seed=seed, **settings
-            )
+            result = fit(model, X, y, method=method, epochs=epochs, seed=seed, **settings)
             measured = (X, y) if validation_data is None else validation_data
             value, score = evaluate(model, *measured, loss=loss)
             train_score = evaluate(model, X, y, loss=loss)[1]

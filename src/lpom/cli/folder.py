@@ -98,6 +98,17 @@ def read_begun(folder: Path) -> dict[str, Any]:
         raise ModelFileError(f"{path} is damaged ({error}). Train again.") from error
 
 
+@contextmanager
+def as_written(where: object) -> Iterator[None]:
+    """Say of a file that was changed by hand what is wrong with it."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"{where} lacks what `lpom train` writes ({error!r}). Train again."
+        ) from error
+
+
 def forget_checkpoint(folder: Path) -> None:
     """Remove what a finished run no longer needs."""
     with suppress(OSError):  # what can't be removed does no harm

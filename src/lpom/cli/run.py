@@ -40,7 +40,7 @@ from lpom.exceptions import DataError, DivergenceError, ModelFileError
 from lpom.files import checksum, write_atomically
 from lpom.tables import TableEncoder, Target
 from lpom.tables.numbers import NumberFormat
-from lpom.tables.values import Array
+from lpom.tables.values import Array, is_nothing
 from lpom.training import Callback, Checkpoint, Result
 from lpom.training.history import History
 
@@ -333,12 +333,8 @@ def _predictions(data: Data, estimator: Estimator, inputs: Array) -> dict[str, l
         for k, name in enumerate(data.encoder.columns_):
             if name in used:
                 values = X[name].iloc[rows] if hasattr(X, "iloc") else X[rows, k]
-                columns[f"column {name}"] = ["" if _is_nothing(v) else v for v in values]
+                columns[f"column {name}"] = ["" if is_nothing(v) else v for v in values]
     return {name: [_plain(value) for value in column] for name, column in columns.items()}
-
-
-def _is_nothing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _plain(value: Any) -> Any:

@@ -18,28 +18,18 @@ def scores(model: Any, X: Any, truth: Array, target: Target) -> dict[str, float]
     predicted = model.predict(X)
     if target.task == "regression":
         return _of_numbers(truth, predicted, target.names)
-    if truth.ndim == 2:
-        found = {
-            "accuracy": metrics.accuracy_score(truth, predicted),
-            "F1": metrics.f1_score(truth, predicted, average="macro", zero_division=0.0),
-        }
-        return {name: float(value) for name, value in found.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # classes that are predicted and not there
-        found = {
-            "accuracy": metrics.accuracy_score(truth, predicted),
-            "balanced accuracy": metrics.balanced_accuracy_score(truth, predicted),
-            "F1": metrics.f1_score(truth, predicted, average="macro", zero_division=0.0),
-        }
-    shares = model.predict_proba(X).astype(np.float64)
-    if set(np.unique(truth)) == set(model.classes_):
-        if len(model.classes_) == 2:
-            found["AUC"] = metrics.roc_auc_score(truth, shares[:, 1])
-        else:
-            shares /= shares.sum(1, keepdims=True)
-            found["AUC"] = metrics.roc_auc_score(
-                truth, shares, multi_class="ovr", labels=model.classes_
-            )
+        found = {"accuracy": metrics.accuracy_score(truth, predicted)}
+        if truth.ndim == 1:
+            found["balanced accuracy"] = metrics.balanced_accuracy_score(truth, predicted)
+        found["F1"] = metrics.f1_score(truth, predicted, average="macro", zero_division=0.0)
+    if truth.ndim == 1 and set(np.unique(truth)) == set(model.classes_):
+        shares = model.predict_proba(X).astype(np.float64)
+        shares = shares[:, 1] if shares.shape[1] == 2 else shares / shares.sum(1, keepdims=True)
+        found["AUC"] = metrics.roc_auc_score(
+            truth, shares, multi_class="ovr", labels=model.classes_
+        )
     return {name: float(value) for name, value in found.items()}
 
 

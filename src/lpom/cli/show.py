@@ -21,13 +21,14 @@ from lpom.cli.folder import (
     MODEL,
     REPORT,
     SETTINGS,
+    as_written,
     begun,
     begun_folder,
     read_begun,
 )
 from lpom.cli.run import Run, network_text
 from lpom.cli.tables import plan_table, results_table, scores_table, training_line
-from lpom.exceptions import CheckpointError, ModelFileError
+from lpom.exceptions import CheckpointError
 from lpom.settings import settings_text
 
 ROWS = 64  # on which an exported file is compared with the network
@@ -149,14 +150,9 @@ def info(run: Annotated[Path, typer.Argument(help="Folder of a run.")]) -> None:
         _print(console, _begun_facts(run))
         return
     kept = Run.read(run)
-    try:
+    with as_written(f"{run / SETTINGS} or {METRICS}"):
         facts = _facts(kept, run)
         shown = results_table(kept), training_line(kept), scores_table(kept)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(
-            f"{run / SETTINGS} or {METRICS} lacks what `lpom train` writes ({error!r}). Train "
-            "again."
-        ) from error
     if begun(run):
         facts["resume"] = f"lpom train --resume {run}"
     _print(console, facts)
@@ -182,17 +178,13 @@ def _begun_facts(folder: Path) -> dict[str, str]:
             state = "stopped before its end"
     except CheckpointError:
         notes, state = read_begun(folder), "training now"
-    try:
+    with as_written(folder / CHECKPOINT):
         settings = notes["settings"]
         return {
             **_asked(settings),
             "training": f"{state}; {_training(settings)}",
             "resume": f"lpom train --resume {folder}",
         }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelFileError(
-            f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
-        ) from error
 
 
 def _facts(run: Run, folder: Path) -> dict[str, str]:

@@ -16,6 +16,7 @@ from lpom.cli import run as runs
 from lpom.cli.data import BUNDLED, Data
 from lpom.cli.folder import (
     CHECKPOINT,
+    as_written,
     begin,
     begun,
     begun_folder,
@@ -27,7 +28,6 @@ from lpom.cli.options import RUN, TRAINING, option
 from lpom.cli.run import Run
 from lpom.cli.settings import Settings, method_settings
 from lpom.cli.tables import advice, plan_table, results_table, scores_table, training_line
-from lpom.exceptions import ModelFileError
 from lpom.tables.reading import STDIN
 from lpom.training.callbacks import epoch_lines
 
@@ -184,12 +184,8 @@ def train(
 def _resume(folder: Path, console: Console, quiet: bool) -> None:
     """Go on with a run from its own files, to the end that it would have had."""
     with begun_folder(folder) as notes:
-        try:
+        with as_written(folder / CHECKPOINT):
             table, settings = runs.again(notes)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelFileError(
-                f"{folder / CHECKPOINT} lacks what `lpom train` writes ({error!r}). Train again."
-            ) from error
         console.print(escape(_header(table, settings)), soft_wrap=True)
         run = _trained(table, settings, folder, quiet)
     _end(run, folder, console, quiet)

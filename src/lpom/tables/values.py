@@ -175,10 +175,11 @@ def _guessed(objects: list[Any], name: str) -> Values:
 def _objects(column: Any) -> list[Any]:
     """Python's values, None for every kind of nothing."""
     array = column.to_numpy(dtype=object) if hasattr(column, "iloc") else np.asarray(column, object)
-    return [None if _is_nothing(value) else value for value in array.tolist()]
+    return [None if is_nothing(value) else value for value in array.tolist()]
 
 
-def _is_nothing(value: Any) -> bool:
+def is_nothing(value: Any) -> bool:
+    """Whether Python, NumPy or pandas means a missing value by it."""
     if isinstance(value, str):
         return False
     if value is None or type(value).__name__ in ("NAType", "NaTType"):

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 import lpom
-from lpom.cli.folder import METRICS, SETTINGS
+from lpom.cli.folder import METRICS, SETTINGS, as_written
 from lpom.cli.report.plots import Series, bars, dots, lines
 from lpom.cli.run import Run, network_text
 from lpom.cli.tables import written
-from lpom.exceptions import ModelFileError
 from lpom.files import write_atomically
 from lpom.tables.values import Array
 
@@ -37,13 +36,8 @@ def write_report(folders: Sequence[str | os.PathLike[str]], path: str | os.PathL
     runs = []
     for folder, name in zip(folders, _names(folders), strict=True):
         run = Run.read(Path(folder))
-        try:
+        with as_written(f"{Path(folder) / SETTINGS} or {METRICS}"):
             runs.append((name, run, _sections(name, run)))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ModelFileError(
-                f"{Path(folder) / SETTINGS} or {METRICS} lacks what `lpom train` writes "
-                f"({error!r}). Train again."
-            ) from error
     title = runs[0][0] if len(runs) == 1 else f"{len(runs)} runs compared"
     compared = _compared([(name, run) for name, run, _ in runs]) if len(runs) > 1 else ""
     body = compared + "".join(sections for _, _, sections in runs)
