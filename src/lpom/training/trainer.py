@@ -18,7 +18,7 @@ from lpom.methods.backprop import Backprop
 from lpom.methods.optimizers import advance
 from lpom.modes import evaluating, keeping_modes, training
 from lpom.objectives import total
-from lpom.parallel import Alone, Pipeline, Team
+from lpom.parallel import Pipeline, Team
 from lpom.training.callbacks import Bar, Callback, EarlyStopping, Stopped, Watch
 from lpom.training.checkpoint import RunFolder
 from lpom.training.data import Source
@@ -91,7 +91,7 @@ class Trainer:
         model = problem.model
         self.model, self.problem, self.task = model, problem, task
         self.method, self.state = method, state
-        self.team: Team = team or Alone()
+        self.team: Team = team or Team()
         self.probe = train.probe()
         self.step = method.step if team is None else team.step
         self.precision, self.compile = precision, compile
