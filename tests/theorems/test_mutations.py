@@ -74,8 +74,8 @@ MUTANTS = {
         "../test_states.py::test_moving_a_state_makes_those_above_it_disagree",
     ),
     "gradients of several uses that replace each other": Mutant(
-        "gradient if parameter.grad is None else parameter.grad + gradient",
-        "gradient",
+        "parameter.grad = parameter.grad + gradient",
+        "parameter.grad = gradient",
         "test_transcription.py::test_one_interleaved_sweep_is_autograd_with_another_rule[shared]",
     ),
     "gradient without mu": Mutant(
