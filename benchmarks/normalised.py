@@ -230,8 +230,7 @@ def interval(differences: list[float]) -> tuple[float, float]:
     """Of their mean, by Student's t at 95 %."""
     n = len(differences)
     half = stats.t.ppf(0.975, n - 1) * statistics.stdev(differences) / n**0.5
-    mean = statistics.fmean(differences)
-    return mean - half, mean + half
+    return statistics.fmean(differences) - half, statistics.fmean(differences) + half
 
 
 def spread(values: list[float], digits: int = 4) -> str:
@@ -288,14 +287,15 @@ def page(store: Store) -> str:
                 if side == "one side" and not other:
                     least = min(len(tried.get((name, other, s), ())) for s in ("plain", side))
                     found[name] = low, high, len(both) >= ENOUGH[1] and least >= ENOUGH[2]
+            met = tried.get((name, other, side), set())
+            chosen = str(tuple(records[0][k] for k in TUNED))
             cells = (
                 f"{name}, {steps} steps" + f", {other}" * bool(other),
-                side, len(tried.get((name, other, side), ())), Run(**settings).recipe, len(seeds),
-                spread([r["held_out_loss"] for r in records]),
-                spread([r["test_loss"] for r in records]),
+                side, len(met), Run(**settings).recipe + ", not tuned" * (chosen not in met),
+                len(seeds),
+                *(spread([r[f"{part}_loss"] for r in records]) for part in ("held_out", "test")),
                 "" if of_text else spread([100 * r["test_accuracy"] for r in records], 2),
-                difference,
-                f"{statistics.fmean(r['seconds'] for r in records):.0f}",
+                difference, f"{statistics.fmean(r['seconds'] for r in records):.0f}",
                 f"{statistics.fmean(r['curve'][-1][2] for r in records):.3f}",
             )  # fmt: skip
             lines.append("| " + " | ".join(map(str, cells)) + " |")
