@@ -243,7 +243,10 @@ def measure(model: nn.Module, data: Data) -> tuple[float, float]:
     for X, y in zip(*(part.split(100) for part in data), strict=True):
         logits = model(X)
         losses += float(loss_of(logits, y)) * len(X)
-        right += float((logits.argmax(-1) == y).double().mean()) * len(X)
+        guess, truth = logits.argmax(-1), y
+        if logits.ndim == 3:
+            guess, truth = guess[:, :-1], y[:, 1:]
+        right += float((guess == truth).double().mean()) * len(X)
         n += len(X)
     model.train()
     return losses / n, right / n
