@@ -13,7 +13,7 @@ from lpom.rows import Softmax, softmax_answer
 from lpom.rule import Rule, widened
 
 #: Entries of the softmax that are answered together, about: no more of them are ever there.
-SCORES = 1 << 18
+SCORES = 1 << 16
 #: Up to so many keys the softmax is kept for the way back, which saves its second computation.
 FEW = 48
 
