@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -29,3 +32,10 @@ def pytest_collection_modifyitems(config, items):
     kept = [i for i in kept if not i.get_closest_marker("network")]
     config.hook.pytest_deselected(items=[i for i in items if i not in kept])
     items[:] = kept
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler(request):
+    """The compiler counts, over all tests of a process, how often code is compiled."""
+    if "compile" in request.node.nodeid and "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
