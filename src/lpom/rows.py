@@ -147,18 +147,16 @@ def norm_answer(z: Tensor, g: Tensor, size: Tensor, rule: Rule) -> Tensor:
     A row moved by s g has the squared norm :math:`size^2 + 2 s \langle z, g \rangle + s^2 |g|^2`.
     """
     n = z.shape[-1] ** 0.5
-    along, length = (z * g).sum(-1, keepdim=True), g.square().sum(-1, keepdim=True)
-    move = rule.rows(g.detach(), size)
-    sides = move.sides
-    # how far along g: pull = share * g, and weight = 1 / (sides * share)
-    share = 1 / (sides * move.weight)
-    moved = size.square() + share * (share * length)  # in this order, as a row may have g = 0
+    along, length = (z * g).sum(-1, keepdim=True), torch.linalg.vector_norm(g, dim=-1, keepdim=True)
+    share = rule.share(length, size)
+    way = share * length
+    moved = size.square() + way.square()
     least = torch.finfo(z.dtype).tiny ** 0.5
     low = (moved - 2 * share * along).clamp_min(least).sqrt()
-    if sides == 2:
+    if rule.sides == 2:
         high = (moved + 2 * share * along).clamp_min(least).sqrt()
         along_z, along_g = -2 * along / ((high + low) * high * low), (1 / high + 1 / low) / 2
     else:
-        along_z, along_g = (share * length - 2 * along) / ((low + size) * size * low), 1 / low
+        along_z, along_g = (way * length - 2 * along) / ((low + size) * size * low), 1 / low
     answer: Tensor = z * (n * along_z) + g * (n * along_g)
     return answer

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -54,16 +54,23 @@ class Move(NamedTuple):
 class Rule(ABC):
     """How far states move; see `Displacement` and `Weight`."""
 
+    sides: int
+
     @abstractmethod
     def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
         """Of a function of single elements, which may end at a distance ``room`` from them."""
 
     @abstractmethod
-    def rows(self, g: Tensor, size: Tensor | float) -> Move:
-        """Of a function of whole rows, along the last dimension, each of such a ``size``.
+    def share(self, length: Tensor, size: Tensor | float) -> Tensor | float:
+        """How far along its gradient, of this ``length``, a row of such a ``size`` moves.
 
-        The entries of a row are coupled, so a row moves along its gradient and has one weight.
+        The entries of a row are coupled, so all of it moves by ``share * g`` with one weight.
         """
+
+    def rows(self, g: Tensor, size: Tensor | float) -> Move:
+        """Of a function of whole rows, along the last dimension."""
+        share = self.share(torch.linalg.vector_norm(g, dim=-1, keepdim=True), size)
+        return Move(share * g, 1 / (self.sides * share), self.sides)
 
     def device(self, activation: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
         """The answer of a device, which knows its noise and so how far to move; x was read."""
@@ -115,14 +122,12 @@ class Displacement(Rule, Settings):
             d = (self.size * room).clamp_min(torch.finfo(z.dtype).tiny ** 0.5)
         return _held(g, d, self.sides)
 
-    def rows(self, g: Tensor, size: Tensor | float) -> Move:
-        tiny = torch.finfo(g.dtype).tiny ** 0.5  # whose square is still a number
-        length = torch.linalg.vector_norm(g, dim=-1, keepdim=True).clamp_min(tiny)
-        share = self.size * size / length
-        return Move(share * g, 1 / (self.sides * share), self.sides)
+    def share(self, length: Tensor, size: Tensor | float) -> Tensor:
+        tiny = torch.finfo(length.dtype).tiny ** 0.5  # whose square is still a number
+        return self.size * size / length.clamp_min(tiny)
 
     def jump(self, activation: Any, z: Tensor, g: Tensor) -> Tensor:
-        d = 0.5 * (spread(z, self.window) if self.window else spread(z))
+        d = 0.5 * spread(z, self.window)
         if activation.elementwise:
             return Move(d, g / (2 * d), 2).answer(activation.phi, z)
         soft = activation.smoothed(2 * float(d))
@@ -137,6 +142,8 @@ class Weight(Rule, Settings):
     mu: float = 20.0
     window: float = 2.0
 
+    sides: ClassVar[int] = 1  # type: ignore[misc]
+
     def elementwise(self, z: Tensor, g: Tensor, room: Tensor | None = None) -> Move:
         if room is None:
             return Move(g / self.mu, self.mu, 1)
@@ -144,8 +151,8 @@ class Weight(Rule, Settings):
         weight = (2 * g.abs() / room.clamp_min(least)).clamp_min(self.mu)
         return Move(g / weight, weight, 1)
 
-    def rows(self, g: Tensor, size: Tensor | float) -> Move:
-        return Move(g / self.mu, self.mu, 1)
+    def share(self, length: Tensor, size: Tensor | float) -> float:
+        return 1 / self.mu
 
     def device(self, activation: Any, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
         return self.elementwise(z, g).answer(activation.phi, z, x)
